@@ -1,0 +1,1 @@
+"""Ascend NPU kernels (torch_npu) as implementations of the dispatched operators."""

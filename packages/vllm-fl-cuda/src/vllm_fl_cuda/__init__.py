@@ -1,0 +1,1 @@
+"""vLLM's own compiled CUDA operators as implementations of the dispatched operators."""

@@ -1,0 +1,1 @@
+"""Adapters from vLLM's compiled operators to the contracts, one module per family."""

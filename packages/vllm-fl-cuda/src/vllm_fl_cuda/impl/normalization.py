@@ -1,0 +1,55 @@
+"""Root-mean-square normalization. The kernels want the weight in the input's dtype; the fused
+one overwrites its input and the residual."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_fl_cuda.schema import compiled_operator, takes_none
+from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_dispatch.handles import Call
+
+_NEEDS_WEIGHT = "the compiled operator of this vLLM needs a weight"
+
+
+def supports(query: Query) -> Verdict:
+    """The weight, and a residual, must have the input's dtype."""
+    for fact in ("weight_dtype", "residual_dtype"):
+        other = query.get(fact)
+        if other is not None and query.dtype is not None and other != query.dtype:
+            return Verdict.no(f"{fact} {other} differs from the input's {query.dtype}")
+    return Verdict.yes()
+
+
+def make_rms_norm() -> Call:
+    """`rms_norm` through ``_C::rms_norm``."""
+    op = compiled_operator("rms_norm")
+    weightless = takes_none(op, 2)
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+        if weight is None and not weightless:
+            raise OpNotSupported(_NEEDS_WEIGHT)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if out.numel():
+            op(out, x.contiguous(), weight, epsilon)
+        return out
+
+    return rms_norm
+
+
+def make_fused_add_rms_norm() -> Call:
+    """`fused_add_rms_norm` through ``_C::fused_add_rms_norm``, in place."""
+    op = compiled_operator("fused_add_rms_norm")
+    weightless = takes_none(op, 2)
+
+    def fused_add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if weight is None and not weightless:
+            raise OpNotSupported(_NEEDS_WEIGHT)
+        x, residual = x.contiguous(), residual.contiguous()
+        if x.numel():
+            op(x, residual, weight, epsilon)
+        return x, residual
+
+    return fused_add_rms_norm

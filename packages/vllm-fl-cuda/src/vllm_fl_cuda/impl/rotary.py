@@ -1,0 +1,39 @@
+"""Rotary position embedding. The kernel rotates query and key in place."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_fl_cuda.schema import compiled_operator, takes_none
+from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_dispatch.handles import Call
+
+
+def supports(query: Query) -> Verdict:
+    """The table must have the query's dtype: the kernel does not convert it."""
+    cache = query.get("cache_dtype")
+    if cache is not None and query.dtype is not None and cache != query.dtype:
+        return Verdict.no(f"cos_sin_cache is {cache}, query is {query.dtype}")
+    return Verdict.yes()
+
+
+def make_rotary_embedding() -> Call:
+    """`rotary_embedding` through ``_C::rotary_embedding``, in place."""
+    op = compiled_operator("rotary_embedding")
+    keyless = takes_none(op, 2)
+
+    def rotary_embedding(
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        head_size: int,
+        cos_sin_cache: torch.Tensor,
+        is_neox_style: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if key is None and not keyless:
+            raise OpNotSupported("the compiled operator of this vLLM needs a key")
+        if query.numel():
+            op(positions.flatten(), query, key, head_size, cos_sin_cache, is_neox_style)
+        return query, key
+
+    return rotary_embedding

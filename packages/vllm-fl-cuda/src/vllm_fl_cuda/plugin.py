@@ -1,0 +1,90 @@
+"""What this backend registers: a table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_fl_cuda.probe import device_present, import_extensions, operators_installed
+from vllm_fl_dispatch import BackendImplKind, DeviceSpec, OpImpl, Query, Registrar, Verdict, hookimpl
+from vllm_fl_dispatch.handles import Call
+
+vllm_fl_api = 1
+
+#: operator -> (module of `impl/`, what else is known about the implementation)
+OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "silu_and_mul": ("activation", {}),
+    "gelu_and_mul": ("activation", {}),
+    "rms_norm": ("normalization", {}),
+    "fused_add_rms_norm": ("normalization", {"mutates": ("x", "residual")}),
+    "rotary_embedding": ("rotary", {"mutates": ("query", "key")}),
+}
+#: Modules of `impl/` with a `supports` of their own.
+PARTIAL = ("normalization", "rotary")
+
+DEVICE = DeviceSpec(
+    device_type="cuda",
+    vendor="nvidia",
+    dispatch_key="CUDA",
+    torch_module="torch.cuda",
+    communication_backend="nccl",
+    visible_devices_variable="CUDA_VISIBLE_DEVICES",
+)
+
+
+def _loader(module: str, op_name: str) -> Any:
+    def load() -> Call:
+        import_extensions()
+        found = importlib.import_module(f"vllm_fl_cuda.impl.{module}")
+        function: Call = getattr(found, f"make_{op_name}")()
+        return function
+
+    return load
+
+
+def _supports(module: str) -> Any:
+    """The module's own predicate, imported when first asked: it needs torch."""
+
+    def supports(query: Query) -> Verdict:
+        found = importlib.import_module(f"vllm_fl_cuda.impl.{module}")
+        verdict: Verdict = found.supports(query)
+        return verdict
+
+    return supports
+
+
+@hookimpl
+def vllm_fl_register_ops(registrar: Registrar) -> None:
+    """vLLM's compiled operators."""
+    registrar.add_many(
+        OpImpl(
+            op_name,
+            "vendor.cuda",
+            BackendImplKind.VENDOR,
+            vendor="cuda",
+            load=_loader(module, op_name),
+            installed=operators_installed,
+            available=device_present,
+            supports=_supports(module) if module in PARTIAL else None,
+            empty_ok=True,
+            **more,
+        )
+        for op_name, (module, more) in OPERATORS.items()
+    )
+
+
+@hookimpl
+def vllm_fl_device() -> DeviceSpec | None:
+    """The NVIDIA device, where there is one."""
+    return DEVICE if device_present() else None
+
+
+@hookimpl
+def vllm_fl_diagnose() -> Iterable[str]:
+    """Compiled operators and device, each with its reason."""
+    for what, verdict in (
+        ("vLLM's compiled operators", operators_installed()),
+        ("NVIDIA device", device_present()),
+    ):
+        yield f"{what}: {'found' if verdict else verdict.reason}"

@@ -1,0 +1,49 @@
+"""Parsers of single values: one spelling of each kind for the environment and for YAML."""
+
+from __future__ import annotations
+
+from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.policy import parse_order
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def parse_bool(text: str, where: str, default: bool = False) -> bool:
+    """Read a switch. Case and blanks do not matter; empty means `default`."""
+    value = text.strip().lower()
+    if not value:
+        return default
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise PolicyError(
+        f"{where}: {text!r} is not a switch; accepted: "
+        f"{', '.join(sorted(_TRUE))} or {', '.join(sorted(_FALSE))}"
+    )
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read a comma list of names; blanks around names and empty items do not count."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_per_op(text: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Read ``op1=a|b;op2=x``.
+
+    Raises:
+        PolicyError: an item without ``=``, an operator named twice, or a bad token.
+    """
+    orders: dict[str, tuple[str, ...]] = {}
+    for item in filter(str.strip, text.split(";")):
+        name, equals, order = (part.strip() for part in item.partition("="))
+        if not equals or not name:
+            raise PolicyError(
+                f"{where}: {item.strip()!r} is not of the form op=token|token; "
+                "example: rms_norm=vendor:cuda|reference;silu_and_mul=flagos"
+            )
+        if name in orders:
+            raise PolicyError(f"{where}: {name!r} is named twice")
+        orders[name] = parse_order(order, f"{where}, {name}")
+    return orders

@@ -1,0 +1,90 @@
+"""Does a function fit the contract of its operator?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from vllm_fl_dispatch.errors import ContractError
+from vllm_fl_dispatch.types import OpImpl, OpSpec
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@lru_cache(maxsize=None)
+def signature_of(contract: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(contract)
+
+
+def positional_names(spec: OpSpec) -> tuple[str, ...]:
+    """Names of the contract's positional parameters."""
+    parameters = signature_of(spec.contract).parameters.values()
+    return tuple(p.name for p in parameters if p.kind in _POSITIONAL)
+
+
+def option_defaults(spec: OpSpec) -> dict[str, Any]:
+    """The contract's keyword-only options and their defaults."""
+    parameters = signature_of(spec.contract).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def missing_options(spec: OpSpec, fn: Callable[..., Any]) -> frozenset[str]:
+    """Options of the contract that this function does not take."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return frozenset()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return frozenset()
+    return frozenset(option_defaults(spec)) - frozenset(parameters)
+
+
+def check_contract(spec: OpSpec, impl: OpImpl, fn: Callable[..., Any] | None = None) -> None:
+    """Raise ContractError unless the implementation fits; lazily loaded ones are checked later.
+
+    The positional parameters must be the contract's, by name and order; further parameters need
+    defaults; options of the contract may be missing. A function without an inspectable
+    signature (built-ins) passes.
+    """
+    wrong = set(impl.mutates) - set(spec.donates)
+    if wrong:
+        raise ContractError(
+            f"{impl} declares that it overwrites {sorted(wrong)}; the contract of {spec.name} "
+            f"lets it overwrite {sorted(spec.donates) or 'nothing'}"
+        )
+    fn = fn or impl.fn
+    if fn is None:
+        return
+    try:
+        found = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    problem = _misfit(spec, found)
+    if problem:
+        raise ContractError(
+            f"{impl} does not fit the contract of {spec.name}: {problem}\n"
+            f"  expected: {spec.name}{signature_of(spec.contract)}\n"
+            f"  found:    {getattr(fn, '__name__', fn)!s}{found}"
+        )
+
+
+def _misfit(spec: OpSpec, found: inspect.Signature) -> str | None:
+    expected = positional_names(spec)
+    parameters = list(found.parameters.values())
+    names = [p.name for p in parameters if p.kind in _POSITIONAL]
+    has_var = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    if has_var and names == list(expected[: len(names)]):
+        return None
+    if names[: len(expected)] != list(expected):
+        return f"its positional parameters are {names}, not {list(expected)}"
+    known = {*expected, *option_defaults(spec)}
+    extra = [
+        p.name
+        for p in parameters
+        if p.name not in known
+        and p.default is inspect.Parameter.empty
+        and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
+    return f"it needs {extra}, which the contract does not have" if extra else None

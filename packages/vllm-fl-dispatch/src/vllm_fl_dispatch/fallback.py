@@ -1,0 +1,130 @@
+"""What happens when an implementation fails: whose fault it is, and what is remembered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_fl_dispatch.errors import ImplementationFailed, OpNotSupported
+from vllm_fl_dispatch.types import OpImpl
+
+#: Failures kept per process; beyond that the oldest are forgotten.
+MAX_FAILURES = 1024
+
+_DEVICE_ERRORS = ("CUDA error", "NPU error", "device-side assert", "ACL error")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An implementation that failed for one key of facts, and is not tried again for it."""
+
+    op_name: str
+    impl_id: str
+    key: Hashable
+    error: str
+    origin: str = ""
+
+
+class FailureMemory:
+    """Failures by (operator, implementation, key). A key of None stands for every call."""
+
+    def __init__(self) -> None:
+        self._failures: dict[tuple[str, str, Hashable], Failure] = {}
+
+    def add(self, impl: OpImpl, key: Hashable, error: BaseException) -> bool:
+        """Remember a failure; False if it was known."""
+        where = (impl.op_name, impl.impl_id, key)
+        if where in self._failures:
+            return False
+        while len(self._failures) >= MAX_FAILURES:
+            self._failures.pop(next(iter(self._failures)))
+        text = f"{type(error).__name__}: {error}"
+        self._failures[where] = Failure(*where, text, str(impl.origin or ""))
+        return True
+
+    def reason(self, impl: OpImpl, key: Hashable) -> str | None:
+        """Why this implementation is not tried for this key, if so."""
+        for each in (key, None):
+            failure = self._failures.get((impl.op_name, impl.impl_id, each))
+            if failure is not None:
+                return failure.error
+        return None
+
+    def concerns(self, impl: OpImpl) -> bool:
+        """Has it failed for any key?"""
+        return any(where[:2] == (impl.op_name, impl.impl_id) for where in self._failures)
+
+    def all(self) -> tuple[Failure, ...]:
+        return tuple(self._failures.values())
+
+    def clear(self) -> None:
+        self._failures.clear()
+
+
+def may_continue(error: Exception, impl: OpImpl, *, strict: bool, inputs_intact: bool) -> bool:
+    """Decide about an error of an implementation.
+
+    Returns:
+        True: ask the next candidate, and remember the failure if that one succeeds.
+        False: ask the next candidate; the implementation only said "not this input".
+
+    Raises:
+        the error itself, where the caller must see it: memory ran out, the device is in error,
+            a stream is capturing, or an implementation that overwrites its arguments has begun.
+        ImplementationFailed: the policy is strict.
+    """
+    if isinstance(error, OpNotSupported):
+        return False
+    if _is_device_trouble(error) or not inputs_intact or _capturing():
+        raise error
+    if strict:
+        raise ImplementationFailed(
+            f"{impl} raised {type(error).__name__}: {error} (the policy is strict: no fallback)"
+        ) from error
+    return True
+
+
+def _is_device_trouble(error: Exception) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        kinds = tuple(
+            kind
+            for kind in (
+                getattr(torch, "OutOfMemoryError", None),
+                getattr(torch, "AcceleratorError", None),
+            )
+            if kind is not None
+        )
+        if isinstance(error, kinds):
+            return True
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEVICE_ERRORS)
+
+
+def _capturing() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    return bool(torch.cuda.is_current_stream_capturing())
+
+
+def copy_arguments(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """The arguments, with those at `positions` replaced by copies of the same layout.
+
+    `clone` would make a strided slice contiguous, and a trial on it would prove nothing; an
+    expanded tensor has no writable layout of its own, so it is cloned.
+    """
+    copied = list(args)
+    for position in positions:
+        tensor = args[position]
+        if tensor is None:
+            continue
+        if any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.shape)):
+            copied[position] = tensor.clone()
+        else:
+            empty = tensor.new_empty_strided(tensor.size(), tensor.stride())
+            copied[position] = empty.copy_(tensor)
+    return copied

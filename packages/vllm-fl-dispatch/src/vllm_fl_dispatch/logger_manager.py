@@ -1,0 +1,63 @@
+"""Loggers of the project, all below ``vllm_fl``; `VLLM_FL_LOG_LEVEL` sets their level."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import cast
+
+ROOT = "vllm_fl"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+class OnceLogger(logging.Logger):
+    """A logger that can say a thing once per process."""
+
+    _said: set[str] = set()
+
+    def warning_once(self, message: str) -> None:
+        if message not in OnceLogger._said:
+            OnceLogger._said.add(message)
+            self.warning("%s", message)
+
+
+def get_logger(name: str) -> OnceLogger:
+    """The logger of a module: ``vllm_fl_dispatch.manager`` logs as ``vllm_fl.manager``."""
+    short = name.removeprefix("vllm_fl_").replace("dispatch.", "", 1)
+    full = ROOT if short in (ROOT, "dispatch") else f"{ROOT}.{short}"
+    existing = logging.getLoggerClass()
+    logging.setLoggerClass(OnceLogger)
+    try:
+        logger = cast(OnceLogger, logging.getLogger(full))
+        _configure(logging.getLogger(ROOT))
+    finally:
+        logging.setLoggerClass(existing)
+    return logger
+
+
+def set_log_level(level: str | int) -> None:
+    """Set the level of all our loggers: DEBUG, INFO, WARNING or ERROR."""
+    if isinstance(level, str):
+        name = level.strip().upper()
+        if name not in LEVELS:
+            raise ValueError(f"log level {level!r} is not accepted; accepted: {', '.join(LEVELS)}")
+        level = cast(int, getattr(logging, name))
+    logging.getLogger(ROOT).setLevel(level)
+
+
+def _configure(root: logging.Logger) -> None:
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s] %(message)s"))
+    root.addHandler(handler)
+    root.propagate = False
+    root.setLevel(logging.INFO)
+    value = os.environ.get("VLLM_FL_LOG_LEVEL", "").strip()
+    if value:
+        try:
+            set_log_level(value)
+        except ValueError as error:
+            # A log level must not keep a server from starting.
+            root.warning("VLLM_FL_LOG_LEVEL: %s", error)

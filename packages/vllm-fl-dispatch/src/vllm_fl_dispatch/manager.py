@@ -1,0 +1,357 @@
+"""The state of a process: one registry, one policy, and the slots that follow them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_fl_dispatch import discovery
+from vllm_fl_dispatch.config.environment import read, switch
+from vllm_fl_dispatch.config.effective import effective_policy
+from vllm_fl_dispatch.config.values import parse_names
+from vllm_fl_dispatch.contracts import check_contract
+from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.fallback import FailureMemory
+from vllm_fl_dispatch.handles import Call, Handle, make_handle
+from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
+from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.registry import OpRegistry, unknown_name
+from vllm_fl_dispatch.report import Report
+from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
+from vllm_fl_dispatch.scopes import Scope, current_policy, make_router, scopes_here
+from vllm_fl_dispatch.slots import Slot
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Origin, Query, Verdict
+
+logger = get_logger(__name__)
+
+
+class OpManager:
+    """Builds the registry once, holds the policy, and binds and rebinds slots.
+
+    Args:
+        policy: the process-wide policy; None: what configuration says, read at first use.
+        sources: plugins to load; None: those installed and those of `VLLM_FL_PLUGIN_MODULES`.
+    """
+
+    def __init__(
+        self,
+        policy: SelectionPolicy | None = None,
+        sources: Iterable[discovery.Source] | None = None,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.registry = OpRegistry()
+        self.failures = FailureMemory()
+        self.report = Report()
+        self.records: tuple[PluginRecord, ...] = ()
+        self._sources = None if sources is None else tuple(sources)
+        self._policy = policy
+        self._built = False
+        self._building = False
+        self._before_build = self.registry.snapshot()
+        self._loader = PluginLoader()
+        self._verdicts: dict[tuple[str, str, str], Verdict] = {}
+        self._loaded: dict[tuple[str, str], Call] = {}
+        self._announced: dict[str, str] = {}
+        #: operator -> public handle
+        self.handles: dict[str, Call] = {}
+        self._public: dict[str, tuple[Handle, Slot]] = {}
+        self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._open: list[Scope] = []
+        self.registry.on_change = self._registry_changed
+        _managers.add(self)
+
+    # -- start-up -----------------------------------------------------------------------------
+
+    def ensure_built(self) -> None:
+        """Discover and load all plugins, once. A second thread waits; a hook that calls back
+        sees what is registered so far."""
+        if self._built:
+            return
+        with self.lock:
+            if self._built or self._building:
+                return
+            self._building = True
+            try:
+                self._build()
+                self._built = True
+            finally:
+                self._building = False
+            self._invalidate()
+
+    def _build(self) -> None:
+        from vllm_fl_dispatch.ops import SPECS
+
+        self._before_build = self.registry.snapshot()
+        core = Origin("vllm-fl-dispatch")
+        for spec in SPECS:
+            self.registry.add_spec(spec, core)
+        if self._sources is None:
+            scan = discovery.installed()
+            for file, problem in scan.problems:
+                logger.warning("%s: %s", file, problem)
+            sources = (*scan.sources, *discovery.module_sources())
+        else:
+            sources = self._sources
+        disabled = frozenset(parse_names(read("VLLM_FL_DISABLED_PLUGINS") or ""))
+        records = []
+        for source in sources:
+            record = self._loader.load(source, self.registry, disabled)
+            records.append(record)
+            if record.status == "broken":
+                logger.warning(
+                    "plugin %s of %s was left out: %s", source.name, source.origin, record.error
+                )
+        self.records = tuple(records)
+        for refusal in self.registry.snapshot().refusals:
+            logger.warning("%s: refused %s: %s", refusal.origin, refusal.what, refusal.reason)
+        self._check_names(self.policy)
+
+    def _check_names(self, policy: SelectionPolicy) -> None:
+        """Names in a policy that nothing here has: a warning, or an error when strict."""
+        ops, vendors = self.registry.op_names(), self.registry.vendors()
+        named = [
+            token.partition(":")[2]
+            for order in policy.per_op_order.values()
+            for token in order
+            if token.startswith("vendor:")
+        ]
+        problems = [unknown_name("operator", op, ops) for op in policy.per_op_order if op not in ops]
+        listed = [*named, *policy.deny_vendors, *(policy.allow_vendors or ())]
+        problems += [
+            unknown_name("vendor", v, vendors) for v in dict.fromkeys(listed) if v not in vendors
+        ]
+        for problem in problems:
+            if policy.strict:
+                raise PolicyError(f"{problem} (the policy is strict)")
+            logger.warning("policy: %s", problem)
+
+    def reset_in_child(self) -> None:
+        """In a forked child: new locks (an inherited one may be held for ever), and a start
+        that another thread had half done begins anew."""
+        self.lock = threading.RLock()
+        self._open = scopes_here(self)
+        if not self._built:
+            self._building = False
+            self._loader = PluginLoader()
+            self.registry = OpRegistry(self._before_build)
+            self.registry.on_change = self._registry_changed
+        self._invalidate()
+
+    # -- policy -------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> SelectionPolicy:
+        """The process-wide policy (scopes come on top: `get_policy`)."""
+        if self._policy is None:
+            self._policy = effective_policy()
+        return self._policy
+
+    def set_policy(self, policy: SelectionPolicy | None) -> None:
+        """Replace the process-wide policy; None returns to configuration."""
+        with self.lock:
+            if policy is not None and self._built:
+                self._check_names(policy)
+            self._policy = policy
+            self._invalidate()
+
+    def current_policy(self) -> SelectionPolicy:
+        return current_policy(self)
+
+    def scope_opened(self, scope: Scope) -> None:
+        self._open.append(scope)
+        if len(self._open) == 1:
+            self._route_all()
+
+    def scope_closed(self, scope: Scope) -> None:
+        if scope in self._open:
+            self._open.remove(scope)
+        if not self._open:
+            self._route_all()
+
+    # -- resolution ---------------------------------------------------------------------------
+
+    def resolve(
+        self,
+        op_name: str,
+        *,
+        query: Query | None = None,
+        policy: SelectionPolicy | None = None,
+        stock: bool = False,
+    ) -> Resolution:
+        """Who would serve this operator, and why not the others. Binds nothing.
+
+        Args:
+            stock: is it asked for a layer, for which vLLM's own code is a candidate?
+
+        Raises:
+            UnknownOp: no such operator.
+        """
+        self.ensure_built()
+        spec = self.registry.spec(op_name)
+        impls = self.registry.impls(op_name)
+        policy = policy or self.current_policy()
+        failures = {
+            impl.impl_id: reason
+            for impl in impls
+            if (reason := self.failures.reason(impl, None)) is not None
+        }
+        facts = Facts(
+            installed={impl.impl_id: self._ask("installed", impl) for impl in impls},
+            available={impl.impl_id: self._ask("available", impl) for impl in impls},
+            failures=failures,
+            query=query,
+            batch_invariant=_batch_invariant(),
+        )
+        if stock:
+            own = OpImpl(op_name, "stock", BackendImplKind.STOCK, batch_invariant=True)
+            impls = (*impls, own)
+        resolution = resolve(spec, impls, policy, facts)
+        if resolution.note:
+            logger.warning_once(resolution.note)
+        return resolution
+
+    def _ask(self, question: str, impl: OpImpl) -> Verdict:
+        """`installed` or `available` of an implementation; asked once per process."""
+        where = (question, impl.op_name, impl.impl_id)
+        if where not in self._verdicts:
+            ask = getattr(impl, question)
+            try:
+                verdict = Verdict.yes() if ask is None else Verdict.of(ask(), f"{question}: no")
+            # A device library may raise OSError, RuntimeError or anything else when probed.
+            except Exception as error:
+                verdict = Verdict.no(f"{type(error).__name__} while asking: {error}")
+            self._verdicts[where] = verdict
+        return self._verdicts[where]
+
+    def load(self, spec: OpSpec, impl: OpImpl) -> Call | None:
+        """The function of an implementation; None if it cannot be loaded (now remembered)."""
+        where = (impl.op_name, impl.impl_id)
+        if where not in self._loaded:
+            try:
+                fn = impl.load() if impl.load is not None else impl.fn
+                assert fn is not None
+                check_contract(spec, impl, fn)
+            except Exception as error:
+                if self.current_policy().strict:
+                    raise
+                self.failures.add(impl, None, error)
+                logger.warning("%s cannot be loaded: %s: %s", impl, type(error).__name__, error)
+                return None
+            self._loaded[where] = fn
+        return self._loaded[where]
+
+    # -- slots --------------------------------------------------------------------------------
+
+    def get_op(self, op_name: str) -> Call:
+        """The handle of an operator. Nothing is discovered or resolved before its first call."""
+        call = self.handles.get(op_name)
+        return self._make_public(op_name) if call is None else call
+
+    def slot(self, op_name: str) -> Slot:
+        """The slot behind the handle of an operator."""
+        self.get_op(op_name)
+        return self._public[op_name][1]
+
+    def new_slot(self, spec: OpSpec, **arguments: Any) -> Slot:
+        """A slot of its own, for a layer or a scope; it follows changes like all others."""
+        slot = Slot(self, spec, **arguments)
+        self._slots.add(slot)
+        return slot
+
+    def _make_public(self, op_name: str) -> Call:
+        with self.lock:
+            if op_name not in self._public:
+                spec = self._spec_for_handle(op_name)
+                slot = self.new_slot(spec)
+                handle = make_handle(spec, slot.call, _reraise)
+                self._public[op_name] = (handle, slot)
+                self._route(op_name)
+                self.handles[op_name] = handle.call
+            return self.handles[op_name]
+
+    def _spec_for_handle(self, op_name: str) -> OpSpec:
+        from vllm_fl_dispatch.ops import SPECS
+
+        for spec in SPECS:  # known without discovery
+            if spec.name == op_name:
+                return spec
+        self.ensure_built()
+        return self.registry.spec(op_name)
+
+    def _route(self, op_name: str) -> None:
+        handle, slot = self._public[op_name]
+        target = make_router(self, slot) if self._open else slot.call
+        handle.rebind(target, target)
+
+    def _route_all(self) -> None:
+        for op_name in self._public:
+            self._route(op_name)
+
+    def _registry_changed(self) -> None:
+        if self._built:
+            with self.lock:
+                self._invalidate()
+
+    def _invalidate(self) -> None:
+        self._verdicts.clear()
+        for slot in list(self._slots):
+            slot.invalidate()
+        self._route_all()
+
+    def invalidate(self) -> None:
+        """Resolve everything again at the next call."""
+        with self.lock:
+            self._invalidate()
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def announce(self, spec: OpSpec, resolution: Resolution, impl: OpImpl) -> None:
+        """Say once which implementation serves an operator, and again when that changes."""
+        if self._announced.get(spec.name) != impl.impl_id:
+            self._announced[spec.name] = impl.impl_id
+            logger.info(
+                "%s is served by %s (%s)", spec.name, impl, resolution.order_origin
+            )
+
+    def remember_failure(
+        self, impl: OpImpl, key: Any, error: Exception, served_by: OpImpl
+    ) -> None:
+        """An implementation failed and another one answered: say it once, avoid it from now on."""
+        with self.lock:
+            if self.failures.add(impl, key, error):
+                logger.warning(
+                    "%s failed and is not tried again for %s; %s serves it. Cause: %s: %s",
+                    impl, key, served_by.impl_id, type(error).__name__, error,
+                )
+                self.report.failed(impl.op_name, impl.impl_id)
+                self._invalidate()
+
+    def clear_failures(self) -> None:
+        """Forget all failures; the implementations are tried again."""
+        with self.lock:
+            self.failures.clear()
+            self._invalidate()
+
+
+def _reraise(error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    raise error
+
+
+def _batch_invariant() -> bool:
+    return switch("VLLM_BATCH_INVARIANT", False)
+
+
+_managers: weakref.WeakSet[OpManager] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for manager in list(_managers):
+        manager.reset_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

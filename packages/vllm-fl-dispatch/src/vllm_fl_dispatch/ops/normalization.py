@@ -1,0 +1,220 @@
+"""Root-mean-square normalization, alone and fused with the addition of a residual.
+
+Source of the semantics: vllm/model_executor/layers/layernorm.py and vllm/ir/ops/layernorm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
+from vllm_fl_dispatch.types import OpSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def rms_norm(  # type: ignore[empty-body]  # a contract
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+) -> torch.Tensor:
+    """``x / sqrt(mean(x**2) + epsilon) * (weight + weight_offset)`` over the last dimension.
+
+    Args:
+        x: [..., n], float32, float16 or bfloat16; any strides; not changed.
+        weight: [n], of x's dtype or float32; None means no multiplication.
+        epsilon: added to the variance.
+        variance_size: the variance is that of the first `variance_size` elements; None: of all.
+        weight_offset: added to the weight in float32; 1.0 is Gemma's ``1 + weight``. The
+            weight is read at each call: weights are reloaded.
+
+    Returns:
+        A new contiguous tensor [..., n] of x's dtype. The variance is computed in float32.
+        vLLM rounds to the weight's dtype before it multiplies; one rounding of the exact
+        product is accepted as well.
+    """
+
+
+def fused_add_rms_norm(  # type: ignore[empty-body]  # a contract
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm` of ``x + residual``, which is returned as well.
+
+    Args:
+        x: [..., n]; in eager mode its memory may be overwritten.
+        residual: like x, of x's dtype or float32; in eager mode its memory may be overwritten.
+            Not the same tensor as x.
+        weight, epsilon, variance_size, weight_offset: as for `rms_norm`.
+
+    Returns:
+        (normed, new residual), both contiguous and of x's dtype. Use these, not the arguments.
+        The sum is formed in float32 and rounded once for the new residual; the norm is that of
+        the unrounded sum (vLLM's CUDA kernel takes the rounded one; both are accepted).
+    """
+
+
+def _like(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _two_like(x: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def _facts(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+) -> tuple[Any, ...]:
+    weight_dtype = None if weight is None else weight.dtype
+    return (x.dtype, x.device, x.shape[-1], weight_dtype, variance_size, weight_offset)
+
+
+def _add_facts(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+) -> tuple[Any, ...]:
+    return (
+        *_facts(x, weight, epsilon, variance_size=variance_size, weight_offset=weight_offset),
+        residual.dtype,
+    )
+
+
+FACT_NAMES = ("dtype", "device", "last_dim", "weight_dtype", "variance_size", "weight_offset")
+
+
+def _fold_offset(*args: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Serve `weight_offset` by an implementation without it: hand it the shifted weight."""
+    offset = options.pop("weight_offset")
+    *before, weight, epsilon = args
+    shifted = None if weight is None else weight.float() + offset
+    return (*before, shifted, epsilon), options
+
+
+def _oracle(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    *,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+) -> torch.Tensor:
+    wide = x.double()
+    variance = wide[..., :variance_size].square().mean(-1, keepdim=True)
+    normed = wide / (variance + epsilon).sqrt()
+    return normed if weight is None else normed * (weight.double() + weight_offset)
+
+
+def _add_oracle(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x.double() + residual.double()
+    return _oracle(total, weight, epsilon, **options), total
+
+
+def _inputs(dtype: str) -> Iterable[tuple[str, int, Any]]:
+    """(name, width, function that makes x) for one dtype."""
+    yield f"{dtype}-one-row", 128, lambda m: m.normal(1, 128, dtype=dtype)
+    yield f"{dtype}-odd-width", 515, lambda m: m.normal(7, 515, dtype=dtype)
+    yield f"{dtype}-3d", 64, lambda m: m.normal(2, 3, 64, dtype=dtype)
+    yield f"{dtype}-row-stride", 96, lambda m: m.normal(5, 160, dtype=dtype)[:, :96]
+    yield f"{dtype}-transposed", 64, lambda m: m.normal(64, 32, dtype=dtype).T
+    yield f"{dtype}-zero-rows", 64, lambda m: m.normal(0, 64, dtype=dtype)
+    yield f"{dtype}-tiny", 64, lambda m: m.normal(4, 64, dtype=dtype, scale=1e-4)
+
+
+def _weights(dtype: str, width: int) -> Iterable[tuple[str, Any, dict[str, Any]]]:
+    """(name, function that makes the weight, options)."""
+
+    def of(weight_dtype: str, scale: float = 1.0) -> Any:
+        return lambda m: m.normal(width, dtype=weight_dtype, scale=scale)
+
+    yield "weight", of(dtype), {}
+    yield "no-weight", lambda m: None, {}
+    yield "float32-weight", of("float32"), {}
+    yield "gemma", of(dtype, 0.1), {"weight_offset": 1.0}
+    yield "partial-variance", of(dtype), {"variance_size": width // 2}
+
+
+def _norm_cases() -> Iterable[Case]:
+    yield from _all_cases(lambda m, x, weight: (x, weight, 1e-6))
+
+
+def _add_cases() -> Iterable[Case]:
+    def make(m: Maker, x: torch.Tensor, weight: torch.Tensor | None) -> tuple[Any, ...]:
+        residual = m.normal(*x.shape, scale=4.0).to(x.dtype)
+        return (x, residual, weight, 1e-6)
+
+    yield from _all_cases(make)
+
+
+def _all_cases(arguments: Any) -> Iterable[Case]:
+    for dtype in DTYPES:
+        for name, width, make_x in _inputs(dtype):
+            for weight_name, make_weight, options in _weights(dtype, width):
+                yield Case(
+                    f"{name}-{weight_name}",
+                    lambda m, x=make_x, w=make_weight: arguments(m, x(m), w(m)),
+                    options,
+                )
+
+
+_OPTIONS = "*, int? variance_size=None, float weight_offset=0.0"
+
+SPECS = (
+    OpSpec(
+        "rms_norm",
+        rms_norm,
+        schema=f"(Tensor x, Tensor? weight, float epsilon, {_OPTIONS}) -> Tensor",
+        fake=_like,
+        facts=_facts,
+        fact_names=FACT_NAMES,
+        data=("x",),
+        lower={"weight_offset": _fold_offset},
+        oracle=_oracle,
+        cases=_norm_cases,
+        max_ulp=2.0,
+    ),
+    OpSpec(
+        "fused_add_rms_norm",
+        fused_add_rms_norm,
+        schema=(
+            f"(Tensor x, Tensor residual, Tensor? weight, float epsilon, {_OPTIONS})"
+            " -> (Tensor, Tensor)"
+        ),
+        inplace_schema=(
+            "(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float epsilon, "
+            f"{_OPTIONS}) -> ()"
+        ),
+        fake=_two_like,
+        facts=_add_facts,
+        fact_names=(*FACT_NAMES, "residual_dtype"),
+        data=("x", "residual"),
+        donates=("x", "residual"),
+        group="rms_norm",
+        lower={"weight_offset": _fold_offset},
+        oracle=_add_oracle,
+        cases=_add_cases,
+        max_ulp=2.0,
+    ),
+)

@@ -1,0 +1,172 @@
+"""Who implements what. Changes are made on copies, so a reader never sees half of one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from vllm_fl_dispatch.contracts import check_contract
+from vllm_fl_dispatch.errors import ContractError, DuplicateError, UnknownOp
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Origin
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that was not registered, and why; the rest of its plugin was."""
+
+    what: str
+    reason: str
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The contents of a registry at one moment."""
+
+    specs: dict[str, OpSpec] = field(default_factory=dict)
+    spec_owners: dict[str, Origin | None] = field(default_factory=dict)
+    impls: dict[str, tuple[OpImpl, ...]] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+
+
+class OpRegistry:
+    """Operators and their implementations."""
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._now = snapshot or Snapshot()
+        #: Called after each change; the manager rebinds its handles here.
+        self.on_change: Callable[[], None] | None = None
+
+    def copy(self) -> OpRegistry:
+        """An independent registry with the same contents (snapshots are never modified)."""
+        return OpRegistry(self._now)
+
+    def snapshot(self) -> Snapshot:
+        return self._now
+
+    def replace_with(self, snapshot: Snapshot) -> None:
+        """Take over the contents of another registry in one step."""
+        self._now = snapshot
+        if self.on_change is not None:
+            self.on_change()
+
+    def add_spec(self, spec: OpSpec, origin: Origin | None = None) -> None:
+        """Add an operator. The same object twice is no change; another one is an error."""
+        now = self._now
+        if now.specs.get(spec.name) is spec:
+            return
+        if spec.name in now.specs:
+            raise DuplicateError(
+                f"operator {spec.name!r} is specified twice: by {now.spec_owners[spec.name]} "
+                f"and by {origin}"
+            )
+        self.replace_with(
+            replace(
+                now,
+                specs={**now.specs, spec.name: spec},
+                spec_owners={**now.spec_owners, spec.name: origin},
+            )
+        )
+
+    def register_impl(self, impl: OpImpl) -> None:
+        """Add an implementation; raises ContractError or DuplicateError.
+
+        An implementation of an operator that nobody specified is kept: its contract may come
+        later, and reports list it.
+        """
+        if impl.kind is BackendImplKind.STOCK:
+            raise ContractError(f"{impl}: kind STOCK stands for vLLM's own layers, not for a backend")
+        now = self._now
+        existing = now.impls.get(impl.op_name, ())
+        for other in existing:
+            if other.impl_id == impl.impl_id:
+                if (other.fn, other.load) == (impl.fn, impl.load):
+                    return
+                raise DuplicateError(
+                    f"{impl.op_name}[{impl.impl_id}] is registered twice with different functions: "
+                    f"by {other.origin or 'code'} and by {impl.origin or 'code'}"
+                )
+        spec = now.specs.get(impl.op_name)
+        if spec is not None:
+            check_contract(spec, impl)
+        self.replace_with(replace(now, impls={**now.impls, impl.op_name: (*existing, impl)}))
+
+    def register_many(self, impls: Iterable[OpImpl]) -> None:
+        for impl in impls:
+            self.register_impl(impl)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._now = replace(self._now, refusals=(*self._now.refusals, refusal))
+
+    def spec(self, name: str) -> OpSpec:
+        """The contract of an operator, or UnknownOp with the nearest names."""
+        try:
+            return self._now.specs[name]
+        except KeyError:
+            raise UnknownOp(unknown_name("operator", name, self._now.specs)) from None
+
+    def impls(self, name: str) -> tuple[OpImpl, ...]:
+        return self._now.impls.get(name, ())
+
+    def op_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._now.specs))
+
+    def vendors(self) -> frozenset[str]:
+        return frozenset(
+            impl.vendor.lower() for group in self._now.impls.values() for impl in group if impl.vendor
+        )
+
+    def orphans(self) -> tuple[OpImpl, ...]:
+        """Implementations registered under a name that no operator has."""
+        return tuple(
+            impl for name, group in self._now.impls.items() if name not in self._now.specs
+            for impl in group
+        )
+
+    def size(self) -> int:
+        return sum(len(group) for group in self._now.impls.values())
+
+
+class Registrar:
+    """The narrow door through which a plugin registers. One misfit is refused alone."""
+
+    def __init__(self, registry: OpRegistry, origin: Origin) -> None:
+        self._registry = registry
+        self._origin = origin
+
+    def add(self, impl: OpImpl) -> None:
+        """Add one implementation. One that does not fit is refused and reported, not raised."""
+        if not isinstance(impl, OpImpl):
+            self._refuse(repr(impl), f"expected an OpImpl, found {type(impl).__name__}")
+            return
+        impl = replace(impl, origin=impl.origin or self._origin)
+        try:
+            self._registry.register_impl(impl)
+        except (ContractError, DuplicateError) as error:
+            self._refuse(f"{impl.op_name}[{impl.impl_id}]", str(error))
+
+    def add_many(self, impls: Iterable[OpImpl]) -> None:
+        for impl in impls:
+            self.add(impl)
+
+    def add_spec(self, spec: OpSpec) -> None:
+        """Add an operator of your own."""
+        try:
+            self._registry.add_spec(spec, self._origin)
+        except DuplicateError as error:
+            self._refuse(spec.name, str(error))
+
+    register_impl = add
+    register_many = add_many
+
+    def _refuse(self, what: str, reason: str) -> None:
+        self._registry.refuse(Refusal(what, reason, self._origin))
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """``unknown operator 'rms_nrom'; did you mean 'rms_norm'? known: ...``."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r};{hint} known: {', '.join(known) or '(none)'}"

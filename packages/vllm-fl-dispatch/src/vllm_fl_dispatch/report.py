@@ -1,0 +1,75 @@
+"""What ran: which implementation served which operator, in how many layers, how often.
+
+Nothing counts unless a report was asked for: then counting functions stand in the slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm_fl_dispatch.handles import Call
+
+
+@dataclass
+class Row:
+    """One line of the report.
+
+    `mode` says how calls reach the implementation: ``stock`` (vLLM's own layer), ``inlined``
+    (traced into compiled code), ``opaque`` (through a torch operator in compiled code) or
+    ``eager``. Only the last two can be counted.
+    """
+
+    op: str
+    impl_id: str
+    kind: str = ""
+    mode: str = ""
+    layers: int = 0
+    calls: int = 0
+    failures: int = 0
+
+
+class Report:
+    """Counts of this process."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self._rows: dict[tuple[str, str, str], Row] = {}
+        self._counting: dict[tuple[str, str, str, Call], Call] = {}
+
+    def row(self, op: str, impl_id: str, mode: str) -> Row:
+        return self._rows.setdefault((op, impl_id, mode), Row(op, impl_id, mode=mode))
+
+    def layer(self, op: str, impl_id: str, kind: str, mode: str) -> None:
+        """A layer was bound to an implementation."""
+        row = self.row(op, impl_id, mode)
+        row.kind = kind
+        row.layers += 1
+
+    def failed(self, op: str, impl_id: str) -> None:
+        for row in list(self._rows.values()):
+            if (row.op, row.impl_id) == (op, impl_id):
+                row.failures += 1
+
+    def counted(self, op: str, impl_id: str, mode: str, fn: Call) -> Call:
+        """`fn`, or where the report is on, one function that counts and calls it."""
+        if not self.enabled:
+            return fn
+        key = (op, impl_id, mode, fn)
+        if key not in self._counting:
+            self._counting[key] = _counting(self.row(op, impl_id, mode), fn)
+        return self._counting[key]
+
+    def rows(self) -> list[Row]:
+        return sorted(self._rows.values(), key=lambda row: (row.op, row.mode, row.impl_id))
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.rows()]
+
+
+def _counting(row: Row, fn: Call) -> Call:
+    def counting(*args: Any, **options: Any) -> Any:
+        row.calls += 1
+        return fn(*args, **options)
+
+    return counting

@@ -1,0 +1,136 @@
+"""Policies for a block of code: context managers that other threads and tasks never see.
+
+While any scope is open, the handles of the manager carry a router that asks a ContextVar;
+otherwise no call pays for scopes. Scopes act on handles, and on layers built inside them; not on
+layers already built, compiled code or other processes. A `with` around a `yield` in a generator
+leaks to the generator's caller, as it does for every ContextVar.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.slots import Slot
+
+if TYPE_CHECKING:
+    from vllm_fl_dispatch.manager import OpManager
+
+_current: ContextVar[Scope | None] = ContextVar("vllm_fl_scope", default=None)
+
+
+class Scope:
+    """An open block with a policy of its own. Reusable one after the other, not while open."""
+
+    def __init__(
+        self, manager: OpManager, change: Callable[[SelectionPolicy], SelectionPolicy]
+    ) -> None:
+        self._manager = manager
+        self._change = change
+        self._token: Token[Scope | None] | None = None
+        self.parent: Scope | None = None
+        self.policy: SelectionPolicy | None = None
+        self._calls: dict[str, Call] = {}
+
+    def __enter__(self) -> SelectionPolicy:
+        if self.policy is not None:
+            raise RuntimeError("this policy scope is already open; make a new one to nest it")
+        manager = self._manager
+        with manager.lock:
+            self.parent = _current.get()
+            self.policy = self._change(current_policy(manager))
+            self._calls = {}
+            manager.scope_opened(self)
+        # The routers are in place before the scope becomes visible.
+        self._token = _current.set(self)
+        return self.policy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        token, self._token = self._token, None
+        try:
+            if token is not None:
+                _current.reset(token)
+        except ValueError:
+            # Left in another context (an async generator finished elsewhere): being closed is
+            # enough, routers skip closed scopes.
+            pass
+        with self._manager.lock:
+            self.policy = None
+            self._calls = {}
+            self._manager.scope_closed(self)
+
+    def call_for(self, slot: Slot) -> Call:
+        """The call of an operator under this scope's policy."""
+        call = self._calls.get(slot.spec.name)
+        if call is None:
+            own = self._manager.new_slot(slot.spec, policy=self.policy, donate=slot.donate)
+            call = self._calls.setdefault(slot.spec.name, own.call)
+        return call
+
+
+def open_scope(manager: OpManager) -> Scope | None:
+    """The innermost open scope of this context that belongs to the manager."""
+    scope = _current.get()
+    while scope is not None and (scope.policy is None or scope._manager is not manager):
+        scope = scope.parent
+    return scope
+
+
+def scopes_here(manager: OpManager) -> list[Scope]:
+    """All open scopes of this context that belong to the manager."""
+    scopes, scope = [], open_scope(manager)
+    while scope is not None:
+        if scope.policy is not None and scope._manager is manager:
+            scopes.append(scope)
+        scope = scope.parent
+    return scopes
+
+
+def current_policy(manager: OpManager) -> SelectionPolicy:
+    """The policy that a call made here would follow."""
+    scope = open_scope(manager)
+    return manager.policy if scope is None or scope.policy is None else scope.policy
+
+
+def make_router(manager: OpManager, slot: Slot) -> Call:
+    """The function that stands in a public handle while scopes are open."""
+    base, name = slot.call, slot.spec.name
+    torch = sys.modules.get("torch")
+    is_compiling: Callable[[], bool] = torch.compiler.is_compiling if torch else _never
+
+    def route(*args: Any, **options: Any) -> Any:
+        # A ContextVar cannot be traced, and a scope of one thread must not break the
+        # compilation in another.
+        if is_compiling():
+            return base(*args, **options)
+        scope = _current.get()
+        if scope is not None:
+            if scope.policy is None or scope._manager is not manager:
+                scope = open_scope(manager)
+            if scope is not None:
+                call = scope._calls.get(name) or scope.call_for(slot)
+                return call(*args, **options)
+        return base(*args, **options)
+
+    return route
+
+
+def _never() -> bool:
+    return False
+
+
+def scoped(manager: OpManager, **values: Any) -> Scope:
+    """A scope that replaces some settings of the policy around it."""
+    return Scope(manager, lambda policy: policy.with_values("scope", **values))
+
+

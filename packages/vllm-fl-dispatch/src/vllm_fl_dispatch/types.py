@@ -1,0 +1,239 @@
+"""The records of the system: who implements what, under which contract, and whether it can.
+
+Nothing here imports torch: front ends and command lines read these records on machines
+that have no accelerator stack.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm_fl_dispatch.ops.cases import Case
+
+
+class BackendImplKind(str, enum.Enum):
+    """Where an implementation comes from. The value is the token that a policy uses."""
+
+    DEFAULT = "flagos"
+    VENDOR = "vendor"
+    REFERENCE = "reference"
+    #: vLLM's own layer, left as it is. Offered to layers only; no backend registers it.
+    STOCK = "stock"
+
+
+class BackendPriority(enum.IntEnum):
+    """Default priority of each kind; the higher one wins inside a token."""
+
+    DEFAULT = 150
+    VENDOR = 100
+    REFERENCE = 50
+    STOCK = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Yes or no, with the reason a person reads when it is no."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @classmethod
+    def yes(cls, reason: str = "") -> Verdict:
+        return cls(True, reason)
+
+    @classmethod
+    def no(cls, reason: str) -> Verdict:
+        return cls(False, reason)
+
+    @classmethod
+    def of(cls, answer: Verdict | bool, otherwise: str) -> Verdict:
+        """Take a plain boolean for a verdict; `otherwise` is the reason of a plain False."""
+        if isinstance(answer, Verdict):
+            return answer
+        return cls(bool(answer), "" if answer else otherwise)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which distribution an implementation or operator came from."""
+
+    distribution: str
+    version: str = ""
+    entry_point: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """What a backend knows about its device, as data.
+
+    Source of the names: `vllm.platforms.interface.Platform`.
+    """
+
+    device_type: str
+    vendor: str
+    dispatch_key: str
+    torch_module: str
+    communication_backend: str
+    visible_devices_variable: str
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is known about a call before it is made. Never the number of tokens.
+
+    `facts` are named by the operator's contract (`OpSpec.fact_names`); a fact that is not
+    known yet, such as the width of an activation when a layer is built, is None.
+    """
+
+    op_name: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        dtype: torch.dtype | None = self.facts.get("dtype")
+        return dtype
+
+    @property
+    def device_type(self) -> str | None:
+        device = self.facts.get("device")
+        return getattr(device, "type", device)
+
+    @property
+    def last_dim(self) -> int | None:
+        size: int | None = self.facts.get("last_dim")
+        return size
+
+    def get(self, fact: str, default: Any = None) -> Any:
+        return self.facts.get(fact, default)
+
+    def __str__(self) -> str:
+        known = (f"{k}={v}" for k, v in self.facts.items() if v is not None)
+        return f"{self.op_name}({', '.join(known)})"
+
+
+@dataclass(frozen=True)
+class OpImpl:
+    """One implementation of one operator.
+
+    Attributes:
+        op_name: the operator, e.g. ``rms_norm``.
+        impl_id: unique per operator: ``default.flagos``, ``vendor.<name>``, ``reference.torch``.
+        kind: DEFAULT, VENDOR or REFERENCE.
+        fn: the function, with the parameters of the operator's contract. Keyword-only options
+            of the contract may be left out: calls that need them then go elsewhere.
+        vendor: name of the vendor; required for kind VENDOR.
+        priority: breaks ties inside a token; by default the priority of the kind.
+        load: instead of `fn`: called once, when first bound, in the process that runs the
+            kernels; returns the function. Libraries that are costly or dangerous to import
+            (FlagGems, torch_npu) are imported only there.
+        installed: is the library there? Asked without importing it and without a device.
+        available: can it run in this process? Must not initialise a device.
+        supports: can it serve this query? Sees dtypes, sizes and options, never the token count.
+        needs_contiguous: serves contiguous inputs only; other inputs go to the next candidate.
+        max_numel: serves inputs of at most that many elements.
+        empty_ok: accepts zero rows; otherwise the core answers those itself.
+        mutates: names of the arguments it overwrites; each must be one that the contract donates.
+        traceable: pure torch that a compiler may look into.
+        batch_invariant: a row's result does not depend on the other rows of the batch.
+        origin: filled in by the registrar.
+    """
+
+    op_name: str
+    impl_id: str
+    kind: BackendImplKind
+    fn: Callable[..., Any] | None = None
+    vendor: str | None = None
+    priority: int | None = None
+    _: KW_ONLY
+    load: Callable[[], Callable[..., Any]] | None = None
+    installed: Callable[[], Verdict | bool] | None = None
+    available: Callable[[], Verdict | bool] | None = None
+    supports: Callable[[Query], Verdict | bool] | None = None
+    needs_contiguous: bool = False
+    max_numel: int | None = None
+    empty_ok: bool = False
+    mutates: tuple[str, ...] = ()
+    traceable: bool = False
+    batch_invariant: bool = False
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        name = f"{self.op_name}[{self.impl_id}]"
+        if (self.fn is None) == (self.load is None) and self.kind is not BackendImplKind.STOCK:
+            raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
+        if self.kind is BackendImplKind.VENDOR and not self.vendor:
+            raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
+        if self.priority is None:
+            object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
+
+    def __str__(self) -> str:
+        owner = f" of {self.origin}" if self.origin else ""
+        return f"{self.op_name}[{self.impl_id}]{owner}"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """The written contract of one operator.
+
+    Attributes:
+        name: the operator's name, as users write it in a policy.
+        contract: a function without a body. Its signature is what callers use and what every
+            implementation must offer; its docstring states shapes, dtypes and rounding.
+        fake: same arguments -> empty outputs of the right shape, dtype and (contiguous) layout.
+        schema: the torch schema of the opaque operator, without the name: ``(Tensor x) -> Tensor``.
+        facts: same arguments -> tuple of hashable facts; the key of failures and of `supports`.
+        fact_names: the names of that tuple, as `Query.facts` shows them.
+        data: names of the tensors that limits (`needs_contiguous`, `max_numel`) look at.
+        donates: names of the arguments that an implementation may overwrite in eager mode.
+        inplace_schema: schema of a mutating twin, ``<name>_``, for implementations that
+            overwrite whole tensors.
+        group: the operator whose order and lists this one inherits.
+        lower: option -> function that rewrites (args, options) so that an implementation
+            without this option can serve the call.
+        pack, unpack: between the contract's result and the schema's.
+        oracle: same arguments -> result in float64, the truth of the conformance tests.
+        cases: the conformance cases.
+        max_ulp: tolerance, in units of the last place of the result's dtype, of an
+            implementation; measured at the magnitude of the expected value.
+        ulp_floor: no value counts as smaller than this fraction of its row's root mean square,
+            where cancellation makes small results from large operands.
+    """
+
+    name: str
+    contract: Callable[..., Any]
+    _: KW_ONLY
+    fake: Callable[..., Any] | None = None
+    schema: str | None = None
+    facts: Callable[..., tuple[Any, ...]] | None = None
+    fact_names: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    donates: tuple[str, ...] = ()
+    inplace_schema: str | None = None
+    group: str | None = None
+    lower: Mapping[str, Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]] = field(
+        default_factory=dict
+    )
+    pack: Callable[[Any], Any] | None = None
+    unpack: Callable[[Any], Any] | None = None
+    oracle: Callable[..., Any] | None = None
+    cases: Callable[[], Iterable[Case]] | None = None
+    max_ulp: float = 1.0
+    ulp_floor: float = 0.0
+
+    def query(self, *args: Any, **options: Any) -> Query:
+        """What a call with these arguments looks like to `OpImpl.supports`."""
+        if self.facts is None:
+            return Query(self.name)
+        return Query(self.name, dict(zip(self.fact_names, self.facts(*args, **options))))

@@ -1,0 +1,19 @@
+"""What vLLM calls: the general plugin ``fl``."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Entry point of group ``vllm.general_plugins``; runs once in each process of vLLM.
+
+    vLLM does not protect itself from an exception in here, so nothing leaves this function: a
+    fault is logged with its traceback and vLLM goes on as if we were not installed.
+    """
+    from vllm_fl_dispatch.logger_manager import get_logger
+
+    try:
+        from vllm_fl_dispatch.vllm.plugin import activate
+
+        activate()
+    except Exception:
+        get_logger(__name__).exception("vllm-fl is inactive in this process: vLLM runs as without it")

@@ -1,0 +1,104 @@
+"""How an operator reaches a layer: left to vLLM, traced, behind an opaque operator, or eagerly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_fl_dispatch.errors import NoImplementation
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.resolution import Resolution
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
+from vllm_fl_dispatch.vllm import compat
+
+logger = get_logger(__name__)
+
+#: The implementation that equals vLLM's native layers, bit for bit.
+NATIVE = "reference.torch"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The call of one operator for one layer."""
+
+    call: Call
+    impl: OpImpl
+    mode: str
+
+    @property
+    def is_stock(self) -> bool:
+        return self.impl.kind is BackendImplKind.STOCK
+
+
+class Binder:
+    """Binds the operators of one layer."""
+
+    def __init__(self, manager: OpManager, layer: Any) -> None:
+        self._manager = manager
+        self._compiled = compat.is_compiling_model()
+        self._off = compat.is_switched_off(type(layer))
+
+    def bind(self, op_name: str, facts: dict[str, Any], stock: Call, native: Call) -> Bound:
+        """Bind one operator.
+
+        Args:
+            facts: what is known about all calls of the layer, see `OpSpec.fact_names`.
+            stock, native: what vLLM itself would run, and its native (torch) code, both with
+                the contract's signature.
+        """
+        bound = self._bind(op_name, Query(op_name, facts), stock, native)
+        self._manager.report.layer(op_name, bound.impl.impl_id, bound.impl.kind.value, bound.mode)
+        return bound
+
+    def _bind(self, op_name: str, query: Query, stock: Call, native: Call) -> Bound:
+        manager = self._manager
+        spec = manager.registry.spec(op_name)
+        own = OpImpl(op_name, "stock", BackendImplKind.STOCK)
+        if self._off:
+            return self._stock(own, stock)
+        while True:
+            resolution = manager.resolve(op_name, query=query, stock=True)
+            impl = resolution.selected
+            if impl is None:
+                return self._stock(self._nothing_left(resolution, own), stock)
+            if impl.kind is BackendImplKind.STOCK:
+                return self._stock(impl, stock)
+            fn = manager.load(spec, impl)
+            if fn is not None:
+                break
+        manager.announce(spec, resolution, impl)
+        if self._compiled:
+            return self._compiled_call(spec, impl, fn, native)
+        slot = manager.new_slot(spec, query=query, stock=stock)
+        slot.bind()
+        return Bound(slot.call, impl, "eager")
+
+    def _stock(self, impl: OpImpl, stock: Call) -> Bound:
+        if not self._compiled:
+            stock = self._manager.report.counted(impl.op_name, "stock", "stock", stock)
+        return Bound(stock, impl, "stock")
+
+    def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call) -> Bound:
+        if impl.impl_id == NATIVE:
+            return Bound(native, impl, "inlined")
+        if impl.traceable:
+            return Bound(fn, impl, "inlined")
+        from vllm_fl_dispatch.torch_ops import opaque
+
+        inplace = bool(impl.mutates) and spec.inplace_schema is not None
+        logger.warning_once(
+            f"{spec.name}: {impl.impl_id} is called through an opaque operator in compiled code; "
+            "vLLM's fusions that look for the native layer do not apply to it"
+        )
+        return Bound(opaque(self._manager, spec, inplace=inplace), impl, "opaque")
+
+    def _nothing_left(self, resolution: Resolution, own: OpImpl) -> OpImpl:
+        if self._manager.current_policy().strict:
+            raise NoImplementation(resolution)
+        logger.warning_once(
+            f"{resolution.op_name}: no implementation fits the policy, vLLM's own layer stays\n"
+            f"{resolution.table()}"
+        )
+        return own

@@ -1,0 +1,113 @@
+"""Every difference between vLLM releases that we care for, in one place.
+
+Nothing else in the package reads vLLM's configuration, registries or private names.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+#: Modules with a CustomOp and an out-of-tree registry of its own; the second since vLLM 0.28.
+CUSTOM_OP_MODULES = (
+    "vllm.model_executor.custom_op",
+    "vllm.model_executor.hw_agnostic.custom_op",
+)
+
+
+def import_attribute(module: str, name: str) -> Any:
+    """An attribute of a module of vLLM, or None where this release has it not."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def oot_registry(layer_class: type) -> dict[str, type]:
+    """The out-of-tree registry that constructing this class looks into."""
+    for base in layer_class.__mro__:
+        if base.__module__ in CUSTOM_OP_MODULES:
+            registry: dict[str, type] = vars(importlib.import_module(base.__module__))[
+                "op_registry_oot"
+            ]
+            return registry
+    raise TypeError(f"{layer_class} is not one of vLLM's custom operator classes")
+
+
+def register_oot(base: type, replacement: type) -> None:
+    """Let vLLM construct `replacement` where it asks for `base`.
+
+    vLLM renames the class to its registry key; the in-tree name is put back, so that
+    ``custom_ops=["-rms_norm"]`` goes on to mean this layer.
+    """
+    in_tree_name = base.name  # type: ignore[attr-defined]  # set by CustomOp.register
+    base.register_oot(replacement, name=base.__name__)  # type: ignore[attr-defined]  # CustomOp
+    replacement.name = in_tree_name  # type: ignore[attr-defined]  # same
+
+
+def compilation_config() -> Any:
+    """The compilation configuration under which layers are being built."""
+    from vllm.config import get_cached_compilation_config
+
+    return get_cached_compilation_config()
+
+
+def is_compiling_model() -> bool:
+    """Will vLLM trace the model that is being built?"""
+    from vllm.config.compilation import CompilationMode
+
+    mode = getattr(compilation_config(), "mode", None)
+    return mode is not None and mode != CompilationMode.NONE
+
+
+def is_switched_off(layer_class: type) -> bool:
+    """Did the user say ``-name`` for this layer? (In compiled modes `enabled()` is always False.)"""
+    return f"-{getattr(layer_class, 'name', '')}" in compilation_config().custom_ops
+
+
+def device_type() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
+
+
+def is_stock_platform() -> bool:
+    """Is this one of vLLM's own platforms, with kernels of its own?"""
+    from vllm.platforms import current_platform
+
+    return not current_platform.is_unspecified()
+
+
+def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:
+    """Make variables known to vLLM: no warning about unknown names, and their values are part of
+    the key of its compile cache."""
+    from vllm import envs
+
+    envs.environment_variables.update(getters)
+
+
+def rotary_classes() -> Iterator[type]:
+    """RotaryEmbedding and those of its subclasses whose forward is entirely its own."""
+    base = import_attribute("vllm.model_executor.layers.rotary_embedding", "RotaryEmbedding")
+    if base is None:
+        return
+    methods = [name for name in dir(base) if name == "forward" or name.startswith("forward_")]
+    pending, seen = [base], set()
+    while pending:
+        each = pending.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        pending.extend(each.__subclasses__())
+        if all(getattr(each, name) is getattr(base, name) for name in methods):
+            yield each
+
+
+def matched_cache(layer: Any, query: Any) -> Any:
+    """The cos/sin table of a rotary layer in the query's dtype and on its device.
+
+    Older releases return nothing and change the layer.
+    """
+    cache = layer._match_cos_sin_cache_dtype(query)
+    return layer.cos_sin_cache if cache is None else cache

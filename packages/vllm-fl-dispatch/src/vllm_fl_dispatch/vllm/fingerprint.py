@@ -1,0 +1,49 @@
+"""The identity of the selection: what compiled code has baked in, and what ranks must share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from vllm_fl_dispatch.config.environment import VARIABLES
+from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.vllm import compat
+
+VARIABLE = "VLLM_FL_FINGERPRINT"
+
+
+def selection(manager: OpManager) -> dict[str, list[str]]:
+    """operator -> implementations in the order they are tried, each with its version."""
+    manager.ensure_built()
+    return {
+        op: [
+            f"{impl.impl_id}@{impl.origin.version if impl.origin else ''}"
+            for impl in manager.resolve(op, stock=True).accepted
+        ]
+        for op in manager.registry.op_names()
+    }
+
+
+def fingerprint(manager: OpManager) -> str:
+    """A digest of the selection; equal where and only where the same code would run."""
+    text = json.dumps(selection(manager), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def publish(manager: OpManager) -> None:
+    """Make the fingerprint part of the key of vLLM's compile cache.
+
+    vLLM hashes every variable that it knows. Ours are made known, which also silences its
+    warning about unknown ones, but with constant values: only the selection itself decides.
+    """
+
+    def current() -> str:
+        try:
+            return fingerprint(manager)
+        # A getter that raises would make every reader of vLLM's environment fail.
+        except Exception as error:
+            return f"unknown: {error}"
+
+    compat.add_environment_variables(
+        {variable.name: lambda: None for variable in VARIABLES} | {VARIABLE: current}
+    )

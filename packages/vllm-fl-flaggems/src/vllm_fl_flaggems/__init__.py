@@ -1,0 +1,1 @@
+"""FlagGems (Triton) kernels as implementations of the dispatched operators."""

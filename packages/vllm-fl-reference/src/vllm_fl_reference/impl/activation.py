@@ -1,0 +1,21 @@
+"""Gated activations as vLLM's native layers compute them: the activation is rounded to the
+input's dtype before the product."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """See the contract of `silu_and_mul`."""
+    d = x.shape[-1] // 2
+    return functional.silu(x[..., :d]) * x[..., d:]
+
+
+def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """See the contract of `gelu_and_mul`."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate={approximate!r} is not accepted; accepted: none, tanh")
+    d = x.shape[-1] // 2
+    return functional.gelu(x[..., :d], approximate=approximate) * x[..., d:]

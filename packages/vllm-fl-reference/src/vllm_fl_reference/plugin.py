@@ -1,0 +1,51 @@
+"""What this backend registers: a table."""
+
+from __future__ import annotations
+
+import importlib
+
+from vllm_fl_dispatch import BackendImplKind, OpImpl, Registrar, Verdict, hookimpl, probing
+from vllm_fl_dispatch.handles import Call
+
+vllm_fl_api = 1
+
+#: operator -> module of `impl/` that has a function of that name
+OPERATORS = {
+    "silu_and_mul": "activation",
+    "gelu_and_mul": "activation",
+    "rms_norm": "normalization",
+    "fused_add_rms_norm": "normalization",
+    "rotary_embedding": "rotary",
+}
+
+
+def torch_installed() -> Verdict:
+    """Is torch there? Looked up, not imported."""
+    return probing.module_installed("torch", "pip install torch")
+
+
+def _loader(module: str, op_name: str) -> Call:
+    def load() -> Call:
+        found = importlib.import_module(f"vllm_fl_reference.impl.{module}")
+        function: Call = getattr(found, op_name)
+        return function
+
+    return load
+
+
+@hookimpl
+def vllm_fl_register_ops(registrar: Registrar) -> None:
+    """One implementation of each operator, through torch."""
+    registrar.add_many(
+        OpImpl(
+            op_name,
+            "reference.torch",
+            BackendImplKind.REFERENCE,
+            load=_loader(module, op_name),
+            installed=torch_installed,
+            empty_ok=True,
+            traceable=True,
+            batch_invariant=True,
+        )
+        for op_name, module in OPERATORS.items()
+    )
