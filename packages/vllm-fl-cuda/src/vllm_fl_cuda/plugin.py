@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_fl_cuda.probe import device_present, import_extensions, operators_installed
-from vllm_fl_dispatch import BackendImplKind, DeviceSpec, OpImpl, Query, Registrar, Verdict, hookimpl
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    DeviceSpec,
+    OpImpl,
+    Query,
+    Registrar,
+    Verdict,
+    hookimpl,
+)
 from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
@@ -56,7 +64,7 @@ def _supports(module: str) -> Any:
 
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """vLLM's compiled operators."""
+    """VLLM's compiled operators."""
     registrar.add_many(
         OpImpl(
             op_name,

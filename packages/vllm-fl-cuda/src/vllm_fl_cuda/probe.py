@@ -35,9 +35,7 @@ def device_present() -> Verdict:
 
 def import_extensions() -> list[str]:
     """Import what is there of the extension modules, each on its own; returns their names."""
-    present = [
-        name for name in EXTENSIONS if importlib.util.find_spec(f"vllm.{name}") is not None
-    ]
+    present = [name for name in EXTENSIONS if importlib.util.find_spec(f"vllm.{name}") is not None]
     for name in present:
         importlib.import_module(f"vllm.{name}")
     return present

@@ -32,11 +32,13 @@ def compiled_operator(name: str) -> Any:
     overload = packet.default
     expected = EXPECTED[name]
     arguments = overload._schema.arguments
-    found = tuple(str(argument.type).replace("Optional[Tensor]", "Tensor?") for argument in arguments)
+    found = tuple(
+        str(argument.type).replace("Optional[Tensor]", "Tensor?") for argument in arguments
+    )
     needed = len([a for a in arguments if not a.has_default_value()])
     fits = needed <= len(expected) <= len(found) and all(
         have == want or (want == "Tensor?" and have == "Tensor")
-        for have, want in zip(found, expected)
+        for have, want in zip(found, expected, strict=False)
     )
     if not fits:
         raise ContractError(

@@ -40,7 +40,8 @@ def get_op(op_name: str) -> Call:
     """The handle of an operator: a function with the exact signature of its contract.
 
     It follows every later change of policy, registry and failures. Nothing is discovered before
-    its first call; an unknown name is an `UnknownOp` that names the nearest one.
+    its first call; an unknown name is an `UnknownOp` that names the nearest one. Call it once
+    before a compiler traces it: discovery cannot be traced.
     """
     return get_default_manager().get_op(op_name)
 

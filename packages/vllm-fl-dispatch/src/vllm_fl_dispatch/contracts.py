@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.errors import ContractError
@@ -13,8 +13,14 @@ from vllm_fl_dispatch.types import OpImpl, OpSpec
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@lru_cache(maxsize=None)
+def describe(spec: OpSpec) -> str:
+    """The contract's signature as people read it."""
+    return f"{spec.name}{signature_of(spec.contract)}".replace("'", "")
+
+
+@cache
 def signature_of(contract: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a contract function."""
     return inspect.signature(contract)
 
 
@@ -65,7 +71,7 @@ def check_contract(spec: OpSpec, impl: OpImpl, fn: Callable[..., Any] | None = N
     if problem:
         raise ContractError(
             f"{impl} does not fit the contract of {spec.name}: {problem}\n"
-            f"  expected: {spec.name}{signature_of(spec.contract)}\n"
+            f"  expected: {describe(spec)}\n"
             f"  found:    {getattr(fn, '__name__', fn)!s}{found}"
         )
 

@@ -111,20 +111,26 @@ def _capturing() -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
-def copy_arguments(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    """The arguments, with those at `positions` replaced by copies of the same layout.
+def copy_arguments(
+    args: Sequence[Any], positions: Sequence[int], *, keep_layout: bool
+) -> list[Any]:
+    """The arguments, with those at `positions` replaced by copies.
 
-    `clone` would make a strided slice contiguous, and a trial on it would prove nothing; an
-    expanded tensor has no writable layout of its own, so it is cloned.
+    Args:
+        keep_layout: copy with the same strides, because a trial on a contiguous copy of a
+            strided slice would prove nothing. (An expanded tensor has no writable layout of its
+            own.) Otherwise the copies are contiguous, as results must be.
     """
     copied = list(args)
     for position in positions:
         tensor = args[position]
         if tensor is None:
             continue
-        if any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.shape)):
-            copied[position] = tensor.clone()
-        else:
+        strides = zip(tensor.stride(), tensor.shape, strict=True)
+        expanded = any(stride == 0 and size > 1 for stride, size in strides)
+        if keep_layout and not expanded:
             empty = tensor.new_empty_strided(tensor.size(), tensor.stride())
-            copied[position] = empty.copy_(tensor)
+        else:
+            empty = tensor.new_empty(tensor.shape)
+        copied[position] = empty.copy_(tensor)
     return copied

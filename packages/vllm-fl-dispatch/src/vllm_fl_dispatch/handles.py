@@ -11,7 +11,7 @@ import inspect
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.contracts import signature_of
@@ -68,7 +68,7 @@ def make_handle(spec: OpSpec, target: Call, recover: Recover) -> Handle:
     return Handle(call, rebind)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _factory(name: str, contract: Call) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Compile the factory of an operator's handles; returns it with the contract's defaults."""
     parameters = list(signature_of(contract).parameters.values())
@@ -102,12 +102,10 @@ def _factory(name: str, contract: Call) -> tuple[Callable[..., Any], tuple[Any, 
     # So that tracebacks and debuggers show the generated lines.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     namespace: dict[str, Any] = {}
-    exec(compile(source, filename, "exec"), namespace)
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102  # our own text
     return namespace["make"], tuple(p.default for p in defaults)
 
 
 def _call(cell: str, args: str, keywords: str, indent: int) -> str:
-    text = _CALL.format(
-        cell=cell, arguments=args + keywords, positional=args, options=keywords
-    )
+    text = _CALL.format(cell=cell, arguments=args + keywords, positional=args, options=keywords)
     return "".join(" " * indent + line for line in text.splitlines(True))

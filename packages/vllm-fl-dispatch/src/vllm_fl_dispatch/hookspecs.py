@@ -48,15 +48,15 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
 
 
 @hookspec
-def vllm_fl_device() -> DeviceSpec | None:  # type: ignore[empty-body]  # a specification has no body
+def vllm_fl_device() -> DeviceSpec | None:
     """Describe the device of this backend; None where there is none."""
 
 
 @hookspec
-def vllm_fl_platform_config(platform: str) -> Path | Mapping[str, Any] | None:  # type: ignore[empty-body]  # same
+def vllm_fl_platform_config(platform: str) -> Path | Mapping[str, Any] | None:
     """Policy defaults for a platform (``cuda``, ``ascend``): a YAML path, a mapping, or None."""
 
 
 @hookspec
-def vllm_fl_diagnose() -> Iterable[str]:  # type: ignore[empty-body]  # same
+def vllm_fl_diagnose() -> Iterable[str]:  # type: ignore[empty-body]  # a specification
     """Lines for `vllm-fl doctor`: versions, what was found, why this backend is unavailable."""

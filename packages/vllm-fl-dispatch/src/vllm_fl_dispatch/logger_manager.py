@@ -29,7 +29,7 @@ def get_logger(name: str) -> OnceLogger:
     existing = logging.getLoggerClass()
     logging.setLoggerClass(OnceLogger)
     try:
-        logger = cast(OnceLogger, logging.getLogger(full))
+        logger = cast("OnceLogger", logging.getLogger(full))
         _configure(logging.getLogger(ROOT))
     finally:
         logging.setLoggerClass(existing)
@@ -42,7 +42,7 @@ def set_log_level(level: str | int) -> None:
         name = level.strip().upper()
         if name not in LEVELS:
             raise ValueError(f"log level {level!r} is not accepted; accepted: {', '.join(LEVELS)}")
-        level = cast(int, getattr(logging, name))
+        level = cast("int", getattr(logging, name))
     logging.getLogger(ROOT).setLevel(level)
 
 

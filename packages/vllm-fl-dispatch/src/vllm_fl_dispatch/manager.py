@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_fl_dispatch import discovery
-from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.config.effective import effective_policy
+from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.contracts import check_contract
 from vllm_fl_dispatch.errors import PolicyError
@@ -119,7 +119,9 @@ class OpManager:
             for token in order
             if token.startswith("vendor:")
         ]
-        problems = [unknown_name("operator", op, ops) for op in policy.per_op_order if op not in ops]
+        problems = [
+            unknown_name("operator", op, ops) for op in policy.per_op_order if op not in ops
+        ]
         listed = [*named, *policy.deny_vendors, *(policy.allow_vendors or ())]
         problems += [
             unknown_name("vendor", v, vendors) for v in dict.fromkeys(listed) if v not in vendors
@@ -222,7 +224,7 @@ class OpManager:
             try:
                 verdict = Verdict.yes() if ask is None else Verdict.of(ask(), f"{question}: no")
             # A device library may raise OSError, RuntimeError or anything else when probed.
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 verdict = Verdict.no(f"{type(error).__name__} while asking: {error}")
             self._verdicts[where] = verdict
         return self._verdicts[where]
@@ -313,21 +315,21 @@ class OpManager:
         """Say once which implementation serves an operator, and again when that changes."""
         if self._announced.get(spec.name) != impl.impl_id:
             self._announced[spec.name] = impl.impl_id
-            logger.info(
-                "%s is served by %s (%s)", spec.name, impl, resolution.order_origin
-            )
+            logger.info("%s is served by %s (%s)", spec.name, impl, resolution.order_origin)
 
-    def remember_failure(
-        self, impl: OpImpl, key: Any, error: Exception, served_by: OpImpl
-    ) -> None:
+    def remember_failure(self, impl: OpImpl, key: Any, error: Exception, served_by: OpImpl) -> None:
         """An implementation failed and another one answered: say it once, avoid it from now on."""
         with self.lock:
             if self.failures.add(impl, key, error):
                 logger.warning(
                     "%s failed and is not tried again for %s; %s serves it. Cause: %s: %s",
-                    impl, key, served_by.impl_id, type(error).__name__, error,
+                    impl,
+                    key,
+                    served_by.impl_id,
+                    type(error).__name__,
+                    error,
                 )
-                self.report.failed(impl.op_name, impl.impl_id)
+                self.report.failed(impl)
                 self._invalidate()
 
     def clear_failures(self) -> None:

@@ -61,7 +61,7 @@ class PluginLoader:
             record = self._load(source, staging)
         # A plugin may raise anything while it is imported, SystemExit included; the others
         # must still load.
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             self._forget(source)
             return PluginRecord(
                 source,

@@ -13,7 +13,7 @@ from vllm_fl_dispatch.types import BackendImplKind, OpImpl
 
 #: Tokens of kinds; ``vendor:NAME`` and ``impl:ID`` name one vendor and one implementation.
 KIND_TOKENS = tuple(kind.value for kind in BackendImplKind)
-TOKEN_HELP = "flagos, vendor, vendor:NAME, reference, stock, impl:ID"
+ACCEPTED_TOKENS = "flagos, vendor, vendor:NAME, reference, stock, impl:ID"
 PREFERENCES = ("flagos", "vendor", "reference")
 
 #: The order of tokens when nothing is said about an operator. `stock` concerns layers only; it
@@ -37,7 +37,7 @@ def parse_token(text: str, where: str = "order") -> str:
     token = head.lower() + colon + (name.lower() if head.lower() == "vendor" else name)
     if token in KIND_TOKENS or _NAMED.match(token):
         return token
-    raise PolicyError(f"{where}: {text!r} is not a token of an order; accepted: {TOKEN_HELP}")
+    raise PolicyError(f"{where}: {text!r} is not a token of an order; accepted: {ACCEPTED_TOKENS}")
 
 
 def parse_order(value: str | Iterable[str], where: str = "order") -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def parse_order(value: str | Iterable[str], where: str = "order") -> tuple[str, 
     parts = value.split("|") if isinstance(value, str) else list(value)
     tokens = tuple(dict.fromkeys(parse_token(part, where) for part in parts))
     if not tokens:
-        raise PolicyError(f"{where}: an empty order; accepted: one or more of {TOKEN_HELP}")
+        raise PolicyError(f"{where}: an empty order; accepted: one or more of {ACCEPTED_TOKENS}")
     return tokens
 
 
@@ -178,4 +178,4 @@ def _vendors(names: Iterable[str]) -> frozenset[str]:
 
 
 def _rebuild(state: Mapping[str, Any]) -> SelectionPolicy:
-    return SelectionPolicy(**cast(Any, state))
+    return SelectionPolicy(**cast("Any", state))

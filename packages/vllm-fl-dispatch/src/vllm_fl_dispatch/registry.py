@@ -76,7 +76,9 @@ class OpRegistry:
         later, and reports list it.
         """
         if impl.kind is BackendImplKind.STOCK:
-            raise ContractError(f"{impl}: kind STOCK stands for vLLM's own layers, not for a backend")
+            raise ContractError(
+                f"{impl}: kind STOCK stands for vLLM's own layers, not for a backend"
+            )
         now = self._now
         existing = now.impls.get(impl.op_name, ())
         for other in existing:
@@ -114,13 +116,18 @@ class OpRegistry:
 
     def vendors(self) -> frozenset[str]:
         return frozenset(
-            impl.vendor.lower() for group in self._now.impls.values() for impl in group if impl.vendor
+            impl.vendor.lower()
+            for group in self._now.impls.values()
+            for impl in group
+            if impl.vendor
         )
 
     def orphans(self) -> tuple[OpImpl, ...]:
         """Implementations registered under a name that no operator has."""
         return tuple(
-            impl for name, group in self._now.impls.items() if name not in self._now.specs
+            impl
+            for name, group in self._now.impls.items()
+            if name not in self._now.specs
             for impl in group
         )
 

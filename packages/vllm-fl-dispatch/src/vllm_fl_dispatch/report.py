@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.types import OpImpl
 
 
 @dataclass
@@ -22,8 +23,8 @@ class Row:
 
     op: str
     impl_id: str
-    kind: str = ""
-    mode: str = ""
+    kind: str
+    mode: str
     layers: int = 0
     calls: int = 0
     failures: int = 0
@@ -37,34 +38,37 @@ class Report:
         self._rows: dict[tuple[str, str, str], Row] = {}
         self._counting: dict[tuple[str, str, str, Call], Call] = {}
 
-    def row(self, op: str, impl_id: str, mode: str) -> Row:
-        return self._rows.setdefault((op, impl_id, mode), Row(op, impl_id, mode=mode))
-
-    def layer(self, op: str, impl_id: str, kind: str, mode: str) -> None:
+    def layer(self, impl: OpImpl, mode: str) -> None:
         """A layer was bound to an implementation."""
-        row = self.row(op, impl_id, mode)
-        row.kind = kind
-        row.layers += 1
+        self._row(impl, mode).layers += 1
 
-    def failed(self, op: str, impl_id: str) -> None:
+    def failed(self, impl: OpImpl) -> None:
+        """An implementation failed, and another one answered."""
         for row in list(self._rows.values()):
-            if (row.op, row.impl_id) == (op, impl_id):
+            if (row.op, row.impl_id) == (impl.op_name, impl.impl_id):
                 row.failures += 1
 
-    def counted(self, op: str, impl_id: str, mode: str, fn: Call) -> Call:
+    def counted(self, impl: OpImpl, mode: str, fn: Call) -> Call:
         """`fn`, or where the report is on, one function that counts and calls it."""
         if not self.enabled:
             return fn
-        key = (op, impl_id, mode, fn)
+        key = (impl.op_name, impl.impl_id, mode, fn)
         if key not in self._counting:
-            self._counting[key] = _counting(self.row(op, impl_id, mode), fn)
+            self._counting[key] = _counting(self._row(impl, mode), fn)
         return self._counting[key]
 
     def rows(self) -> list[Row]:
-        return sorted(self._rows.values(), key=lambda row: (row.op, row.mode, row.impl_id))
+        """Everything that was bound or called, by operator."""
+        used = (row for row in self._rows.values() if row.layers or row.calls or row.failures)
+        return sorted(used, key=lambda row: (row.op, row.mode, row.impl_id))
 
     def as_dicts(self) -> list[dict[str, Any]]:
+        """The rows for JSON."""
         return [asdict(row) for row in self.rows()]
+
+    def _row(self, impl: OpImpl, mode: str) -> Row:
+        key = (impl.op_name, impl.impl_id, mode)
+        return self._rows.setdefault(key, Row(impl.op_name, impl.impl_id, impl.kind.value, mode))
 
 
 def _counting(row: Row, fn: Call) -> Call:

@@ -167,8 +167,9 @@ def _decide_one(
     if impl.kind is BackendImplKind.VENDOR and impl.vendor:
         objection = policy.vendor_objection(impl.vendor)
         if objection:
-            return no(Outcome(objection[0]), f"vendor {impl.vendor} is {objection[0]} "
-                                             f"by {objection[1]}")
+            return no(
+                Outcome(objection[0]), f"vendor {impl.vendor} is {objection[0]} by {objection[1]}"
+            )
     if token is None:
         return no(Outcome.NOT_IN_ORDER, f"no token of {'|'.join(order)} names it")
     if facts.batch_invariant and not impl.batch_invariant:

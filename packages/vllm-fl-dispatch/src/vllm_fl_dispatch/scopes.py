@@ -132,5 +132,3 @@ def _never() -> bool:
 def scoped(manager: OpManager, **values: Any) -> Scope:
     """A scope that replaces some settings of the policy around it."""
     return Scope(manager, lambda policy: policy.with_values("scope", **values))
-
-

@@ -133,7 +133,7 @@ class Slot:
         names = positional_names(self.spec)
         mutated = tuple(names.index(name) for name in impl.mutates)
         known = next((c for c in self._candidates if c.impl is impl), None)
-        counted = self.manager.report.counted(self.spec.name, impl.impl_id, self.mode, fn)
+        counted = self.manager.report.counted(impl, self.mode, fn)
         if known is not None and known.fn is counted:
             return known
         return Candidate(impl, counted, missing, mutated)
@@ -174,9 +174,7 @@ class Slot:
             # `_checked` and `_first_call` recover by themselves; what they raise is final.
             raise error
         intact = not failed.mutated
-        remember = may_continue(
-            error, failed.impl, strict=self._strict(), inputs_intact=intact
-        )
+        remember = may_continue(error, failed.impl, strict=self._strict(), inputs_intact=intact)
         return self._run(args, options, {failed: error if remember else None})
 
     def _run(
@@ -200,7 +198,8 @@ class Slot:
                 continue
             try:
                 result = self._call(candidate, key, args, options)
-            except Exception as error:
+            # Whose fault it is, and what follows, is decided in one place.
+            except Exception as error:  # noqa: BLE001
                 intact = not candidate.mutated or self._on_copies(candidate, key)
                 remember = may_continue(
                     error, candidate.impl, strict=self._strict(), inputs_intact=intact
@@ -222,7 +221,8 @@ class Slot:
         args, options = self._lowered(candidate, args, options)
         if candidate.mutated:
             if self._on_copies(candidate, key):
-                args = tuple(copy_arguments(args, candidate.mutated))
+                copied = copy_arguments(args, candidate.mutated, keep_layout=self.donate)
+                args = tuple(copied)
             else:
                 args = self._distinct(args, candidate.mutated)
         return candidate.fn(*args, **options)
@@ -301,9 +301,10 @@ class Slot:
             if options[name] != self._options[name] and name not in self.spec.lower:
                 return f"has no option {name}"
         if candidate.impl.supports is not None:
-            query = self.spec.query(*self._lowered(candidate, args, options)[0], **{
-                k: v for k, v in options.items() if k not in candidate.missing
-            })
+            query = self.spec.query(
+                *self._lowered(candidate, args, options)[0],
+                **{k: v for k, v in options.items() if k not in candidate.missing},
+            )
             verdict = Verdict.of(candidate.impl.supports(query), f"does not support {query}")
             if not verdict:
                 return f"unsupported: {verdict.reason}"

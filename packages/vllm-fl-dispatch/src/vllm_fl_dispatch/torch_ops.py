@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
 
 NAMESPACE = "vllm_fl"
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 _lock = threading.Lock()
 #: operator name -> the slot its body calls now; tests swap managers.
 _slots: dict[str, Slot] = {}
@@ -53,9 +53,9 @@ def opaque(manager: OpManager, spec: OpSpec, *, inplace: bool = False) -> Call:
 
 
 def _define(spec: OpSpec, name: str, schema: str, inplace: bool) -> None:
-    _library.define(name + schema)
+    _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch
     body, fake = (_inplace if inplace else _functional)(spec, name)
-    _library.impl(name, body, "CompositeExplicitAutograd")
+    _library.impl(name, body, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
 
@@ -76,7 +76,7 @@ def _inplace(spec: OpSpec, name: str) -> tuple[Call, Call]:
     def body(*args: Any, **options: Any) -> None:
         results = _slots[name].call(*args, **options)
         # The implementation that served this call may have made new tensors.
-        for position, result in zip(donated, results):
+        for position, result in zip(donated, results, strict=True):
             if args[position] is not result:
                 args[position].copy_(result)
 

@@ -32,8 +32,15 @@ def make_rotary_embedding() -> Call:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if key is None and not keyless:
             raise OpNotSupported("the compiled operator of this vLLM needs a key")
-        if query.numel():
-            op(positions.flatten(), query, key, head_size, cos_sin_cache, is_neox_style)
-        return query, key
+        if not query.numel():
+            return query, key
+        # Two dimensions are what every release of the operator takes alike.
+        flat_query = query.flatten(1)
+        flat_key = None if key is None else key.flatten(1)
+        op(positions.flatten(), flat_query, flat_key, head_size, cos_sin_cache, is_neox_style)
+        rotated_key = None
+        if key is not None and flat_key is not None:
+            rotated_key = key if flat_key is key else flat_key.view(key.shape)
+        return (query if flat_query is query else flat_query.view(query.shape)), rotated_key
 
     return rotary_embedding

@@ -32,8 +32,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_ENABLED", "same as VLLM_FL_PREFER_ENABLED", parse_bool),
     Variable("VLLM_FL_CONFIG", "path of a YAML policy; replaces all other settings"),
     Variable(
-        "VLLM_FL_PREFER", "kind that comes first: flagos, vendor, reference",
-        lambda text, where: parse_preference(text, where), "prefer",
+        "VLLM_FL_PREFER",
+        "kind that comes first: flagos, vendor, reference",
+        lambda text, where: parse_preference(text, where),
+        "prefer",
     ),
     Variable("VLLM_FL_STRICT", "1: errors instead of fallback", parse_bool, "strict"),
     Variable("VLLM_FL_PER_OP", "op1=token|token;op2=token", parse_per_op, "per_op_order"),
@@ -65,7 +67,9 @@ def switch(name: str, default: bool, environ: Mapping[str, str] | None = None) -
 
 def enabled(environ: Mapping[str, str] | None = None) -> bool:
     """Is the plugin switched on? Either name switches it off."""
-    return all(switch(name, True, environ) for name in ("VLLM_FL_PREFER_ENABLED", "VLLM_FL_ENABLED"))
+    return all(
+        switch(name, True, environ) for name in ("VLLM_FL_PREFER_ENABLED", "VLLM_FL_ENABLED")
+    )
 
 
 def policy_from_environment(

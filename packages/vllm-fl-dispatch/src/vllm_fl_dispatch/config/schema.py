@@ -30,7 +30,9 @@ class PolicyFile(BaseModel):
     @classmethod
     def _prefer(cls, value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"{value!r} is not text (YAML reads a bare off/on as a switch: quote it)")
+            raise ValueError(
+                f"{value!r} is not text (YAML reads a bare off/on as a switch: quote it)"
+            )
         return parse_preference(value)
 
     @field_validator("strict", mode="before")
@@ -52,7 +54,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]  # pyyaml
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 line = key_node.start_mark.line + 1
                 raise PolicyError(f"line {line}: the key {key!r} is there twice")

@@ -15,5 +15,7 @@ def register() -> None:
         from vllm_fl_dispatch.vllm.plugin import activate
 
         activate()
-    except Exception:
-        get_logger(__name__).exception("vllm-fl is inactive in this process: vLLM runs as without it")
+    except Exception:  # noqa: BLE001  # see above
+        get_logger(__name__).exception(
+            "vllm-fl is inactive in this process: vLLM runs as without it"
+        )

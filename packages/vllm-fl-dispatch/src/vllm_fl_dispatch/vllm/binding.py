@@ -49,7 +49,7 @@ class Binder:
                 the contract's signature.
         """
         bound = self._bind(op_name, Query(op_name, facts), stock, native)
-        self._manager.report.layer(op_name, bound.impl.impl_id, bound.impl.kind.value, bound.mode)
+        self._manager.report.layer(bound.impl, bound.mode)
         return bound
 
     def _bind(self, op_name: str, query: Query, stock: Call, native: Call) -> Bound:
@@ -77,7 +77,7 @@ class Binder:
 
     def _stock(self, impl: OpImpl, stock: Call) -> Bound:
         if not self._compiled:
-            stock = self._manager.report.counted(impl.op_name, "stock", "stock", stock)
+            stock = self._manager.report.counted(impl, "stock", stock)
         return Bound(stock, impl, "stock")
 
     def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call) -> Bound:

@@ -62,11 +62,15 @@ def is_compiling_model() -> bool:
 
 
 def is_switched_off(layer_class: type) -> bool:
-    """Did the user say ``-name`` for this layer? (In compiled modes `enabled()` is always False.)"""
+    """Did the user say ``-name`` for this layer?
+
+    Not the same as `enabled()`, which is False for all layers in the compiled modes.
+    """
     return f"-{getattr(layer_class, 'name', '')}" in compilation_config().custom_ops
 
 
 def device_type() -> str:
+    """``cpu``, ``cuda``, ``npu``: what the platform in force calls its devices."""
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type)

@@ -13,7 +13,7 @@ VARIABLE = "VLLM_FL_FINGERPRINT"
 
 
 def selection(manager: OpManager) -> dict[str, list[str]]:
-    """operator -> implementations in the order they are tried, each with its version."""
+    """Operator -> implementations in the order they are tried, each with its version."""
     manager.ensure_built()
     return {
         op: [
@@ -41,7 +41,7 @@ def publish(manager: OpManager) -> None:
         try:
             return fingerprint(manager)
         # A getter that raises would make every reader of vLLM's environment fail.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             return f"unknown: {error}"
 
     compat.add_environment_variables(

@@ -153,9 +153,7 @@ class RotaryEmbeddingLayer(Dispatched):
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> Any:
         cache = compat.matched_cache(self, query)
-        return self._fl_op(
-            positions, query, key, self.head_size, cache, self.is_neox_style
-        )
+        return self._fl_op(positions, query, key, self.head_size, cache, self.is_neox_style)
 
 
 def _without_weight(forward: Any) -> Any:

@@ -32,7 +32,9 @@ def activate() -> list[str]:
         if present is not None and not issubclass(present, layers.Dispatched):
             logger.warning(
                 "%s is already replaced by %s.%s, which stays",
-                base.__name__, present.__module__, present.__name__,
+                base.__name__,
+                present.__module__,
+                present.__name__,
             )
             continue
         wanted = any(_wanted(manager, op) for op in ops)

@@ -25,8 +25,7 @@ def rotary_embedding(
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
         # The head count is stated, not -1: with zero tokens it could not be inferred.
-        width = x.shape[-1] if x.dim() == 2 else x.shape[-1] * x.shape[-2]
-        heads = x.reshape(rows.shape[0], width // head_size, head_size)
+        heads = x.reshape(rows.shape[0], x.shape[1:].numel() // head_size, head_size)
         middle = _rotate(heads[..., rope_dim_offset:end], cos, sin, is_neox_style)
         parts = (heads[..., :rope_dim_offset], middle, heads[..., end:])
         return torch.cat(parts, dim=-1).reshape(x.shape)
@@ -37,7 +36,7 @@ def rotary_embedding(
 def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool
 ) -> torch.Tensor:
-    """Rotate all channels of x [tokens, heads, rotary_dim] by cos, sin [tokens, 1, rotary_dim/2]."""
+    """Rotate all channels of x [tokens, heads, n] by cos and sin, both [tokens, 1, n / 2]."""
     if is_neox_style:
         first, second = x.chunk(2, dim=-1)
     else:

@@ -1,0 +1,18 @@
+"""The command ``vllm-fl``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one message and exit code 2."""
+    from vllm_fl_dispatch.cli import demo, explain, ops, plugins  # noqa: F401  # they add commands
+    from vllm_fl_dispatch.cli.app import app
+    from vllm_fl_dispatch.errors import DispatchError
+
+    try:
+        app()
+    except DispatchError as error:
+        print(f"vllm-fl: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

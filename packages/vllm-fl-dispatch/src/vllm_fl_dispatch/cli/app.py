@@ -1,0 +1,39 @@
+"""The application that the commands add themselves to, and how they print."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+app = typer.Typer(
+    name="vllm-fl",
+    help="Which kernel serves each of vLLM's operators here, and why.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
+    """Print `data` as JSON, or the tables."""
+    if as_json:
+        print(json.dumps(data, indent=2))
+        return
+    for table in tables:
+        console.print(table)
+
+
+def table(title: str, *columns: str) -> Table:
+    """A table in the house style."""
+    made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made

@@ -1,0 +1,1 @@
+"""Helpers that prove an implementation against the contract of its operator."""

@@ -1,0 +1,198 @@
+"""What happens when an implementation fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_fl_dispatch import ImplementationFailed, SelectionPolicy
+
+from .conftest import impl
+
+X = torch.ones(2, 8)
+
+
+class Failing:
+    """Fails for one width; counts its attempts."""
+
+    def __init__(self, error: Exception | None = None, width: int | None = None) -> None:
+        self.error = error or RuntimeError("symbol not found")
+        self.width = width
+        self.attempts = 0
+
+    def __call__(self, x: Any) -> str:
+        self.attempts += 1
+        if self.width in (None, x.shape[-1]):
+            raise self.error
+        return "vendor.acme"
+
+
+def test_the_next_candidate_answers_and_the_failure_is_remembered(
+    make_manager: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing()
+    manager = make_manager(impl("vendor.acme", failing), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    with caplog.at_level(logging.WARNING):
+        assert {op(X) for _ in range(1000)} == {"reference.torch"}
+    assert failing.attempts == 1
+    # A record may reach the fixture by more than one handler.
+    warnings = {r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING}
+    assert len(warnings) == 1
+    assert "symbol not found" in warnings.pop()
+    (failure,) = manager.failures.all()
+    assert (failure.op_name, failure.impl_id) == ("silu_and_mul", "vendor.acme")
+
+
+def test_a_failure_is_remembered_for_its_kind_of_call_only(make_manager: Any) -> None:
+    manager = make_manager(impl("vendor.acme", Failing(width=6)), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    served = [op(torch.ones(2, width)) for width in (8, 6, 8, 6)]
+    assert served == ["vendor.acme", "reference.torch"] * 2
+
+
+def test_failures_can_be_cleared(make_manager: Any) -> None:
+    failing = Failing()
+    manager = make_manager(impl("vendor.acme", failing), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    assert op(X) == "reference.torch"
+    failing.width = 0
+    assert op(X) == "reference.torch"
+    manager.clear_failures()
+    assert op(X) == "vendor.acme"
+    assert manager.failures.all() == ()
+
+
+def test_strict_raises_at_once_with_the_owner_and_the_cause(make_manager: Any) -> None:
+    policy = SelectionPolicy(strict=True)
+    manager = make_manager(impl("vendor.acme", Failing()), impl("reference.torch"), policy=policy)
+    with pytest.raises(ImplementationFailed, match=r"silu_and_mul\[vendor.acme\]") as caught:
+        manager.get_op("silu_and_mul")(X)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert manager.failures.all() == ()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("out of memory"),
+        MemoryError(),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_trouble_of_the_device_goes_to_the_caller_and_bans_nothing(
+    make_manager: Any, error: Exception
+) -> None:
+    manager = make_manager(impl("vendor.acme", Failing(error)), impl("reference.torch"))
+    with pytest.raises(type(error)):
+        manager.get_op("silu_and_mul")(X)
+    assert manager.failures.all() == ()
+
+
+def test_when_all_fail_the_first_error_is_raised_and_nothing_remembered(make_manager: Any) -> None:
+    manager = make_manager(
+        impl("vendor.acme", Failing(RuntimeError("first"))),
+        impl("reference.torch", Failing(ValueError("second"))),
+    )
+    with pytest.raises(RuntimeError, match="first"):
+        manager.get_op("silu_and_mul")(X)
+    assert manager.failures.all() == ()
+
+
+def reference_add(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+    total = x + residual
+    return total * 2, total
+
+
+class InPlace:
+    """Adds to the residual in place; raises after that as long as `broken`."""
+
+    broken = True
+
+    def __call__(self, x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+        residual.add_(x)
+        if self.broken:
+            raise RuntimeError("half done")
+        x.copy_(residual * 2)
+        return x, residual
+
+
+def in_place_manager(make_manager: Any, fn: InPlace) -> Any:
+    op = "fused_add_rms_norm"
+    return make_manager(
+        impl("vendor.acme", fn, op=op, mutates=("x", "residual")),
+        impl("reference.torch", reference_add, op=op),
+    )
+
+
+def test_a_half_done_in_place_kernel_never_gives_a_wrong_number(make_manager: Any) -> None:
+    x, residual = torch.full((2, 8), 3.0), torch.full((2, 8), 4.0)
+    manager = in_place_manager(make_manager, InPlace())
+    normed, total = manager.get_op("fused_add_rms_norm")(x, residual, None, 1e-6)
+    assert total.eq(7).all()
+    assert normed.eq(14).all()
+    assert residual.eq(4).all(), "the first call runs on copies"
+
+
+def test_a_proven_in_place_kernel_runs_on_the_arguments(make_manager: Any) -> None:
+    fn = InPlace()
+    fn.broken = False
+    manager = in_place_manager(make_manager, fn)
+    op = manager.get_op("fused_add_rms_norm")
+    op(torch.ones(2, 8), torch.ones(2, 8), None, 1e-6)
+    residual = torch.full((2, 8), 4.0)
+    _, total = op(torch.full((2, 8), 3.0), residual, None, 1e-6)
+    assert total is residual
+    fn.broken = True
+    with pytest.raises(RuntimeError, match="half done"):
+        op(torch.ones(2, 8), torch.ones(2, 8), None, 1e-6)
+
+
+def test_the_trial_keeps_the_layout_of_its_arguments(make_manager: Any) -> None:
+    strides = []
+
+    def record(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+        strides.append((x.stride(), residual.stride()))
+        return x, residual
+
+    manager = make_manager(
+        impl("vendor.acme", record, op="fused_add_rms_norm", mutates=("x", "residual"))
+    )
+    op = manager.get_op("fused_add_rms_norm")
+    for _ in range(2):
+        op(torch.ones(4, 16)[:, :8], torch.ones(8, 4).T, None, 1e-6)
+    assert strides == [((16, 1), (1, 4))] * 2
+
+
+def test_one_tensor_given_twice_is_not_overwritten_twice(make_manager: Any) -> None:
+    fn = InPlace()
+    fn.broken = False
+    op = in_place_manager(make_manager, fn).get_op("fused_add_rms_norm")
+    for _ in range(2):
+        x = torch.full((2, 8), 3.0)
+        _, total = op(x, x, None, 1e-6)
+        assert total.eq(6).all()
+
+
+def test_a_failure_behind_a_bound_layer_slot_is_recovered_too(make_manager: Any) -> None:
+    manager = make_manager(impl("vendor.acme", Failing(width=6)), impl("reference.torch"))
+    spec = manager.registry.spec("silu_and_mul")
+    slot = manager.new_slot(spec, query=spec.query(X))
+    assert slot.call(X) == "vendor.acme"
+    assert slot.call(torch.ones(2, 6)) == "reference.torch"
+    assert slot.call(X) == "vendor.acme"
+
+
+def test_the_memory_of_failures_is_bounded(
+    make_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_fl_dispatch import fallback
+
+    monkeypatch.setattr(fallback, "MAX_FAILURES", 3)
+    manager = make_manager(impl("vendor.acme", Failing()), impl("reference.torch"))
+    for width in range(2, 20, 2):
+        assert manager.get_op("silu_and_mul")(torch.ones(1, width)) == "reference.torch"
+    assert len(manager.failures.all()) == 3

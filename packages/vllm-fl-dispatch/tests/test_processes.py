@@ -1,0 +1,219 @@
+"""Import cost, forks, threads at start-up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_fl_dispatch import OpManager, SelectionPolicy, Verdict, discovery
+
+from .conftest import impl, source
+
+X = torch.ones(2, 8)
+
+
+def run(code: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_package_imports_no_torch_and_discovers_nothing() -> None:
+    out = run(
+        "import sys, vllm_fl_dispatch as fl\n"
+        "fl.get_op('rms_norm')\n"
+        "heavy = {'torch', 'vllm', 'pydantic', 'rich', 'typer', 'importlib_metadata'}\n"
+        "print(sorted(heavy & set(sys.modules)), fl.get_discovered_plugins())"
+    )
+    assert out.strip() == "[] ()"
+
+
+def test_installed_distributions_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib_metadata
+
+    scans = []
+    real = importlib_metadata.distributions
+
+    def counting(**kwargs: Any) -> Any:
+        scans.append(1)
+        return real(**kwargs)
+
+    monkeypatch.setattr(importlib_metadata, "distributions", counting)
+    discovery.installed.cache_clear()
+    for _ in range(2):
+        manager = OpManager(SelectionPolicy())
+        manager.ensure_built()
+        for op in manager.registry.op_names():
+            manager.resolve(op)
+    assert len(scans) == 1
+
+
+def in_child(body: Callable[[], bool], seconds: float = 20) -> None:
+    """Fork; the child must return True in time."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if body() else 1)
+        except BaseException:  # noqa: BLE001  # a child of fork must not unwind into pytest
+            os._exit(2)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    pytest.fail("the child hangs")
+
+
+def test_a_child_of_fork_works_as_its_parent_did(make_manager: Any) -> None:
+    manager = make_manager(impl("vendor.acme"), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    assert op(X) == "vendor.acme"
+    size = manager.registry.size()
+    in_child(lambda: op(X) == "vendor.acme" and manager.registry.size() == size)
+
+
+def test_a_fork_while_another_thread_holds_the_lock(make_manager: Any) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow() -> Verdict:
+        inside.set()
+        leave.wait(30)
+        return Verdict.yes()
+
+    manager = make_manager(impl("vendor.slow", available=slow), impl("reference.torch"))
+    manager.set_policy(SelectionPolicy.from_dict(per_op_order={"rms_norm": "reference"}))
+    op = manager.get_op("silu_and_mul")
+    holder = threading.Thread(target=op, args=(X,))
+    holder.start()
+    assert inside.wait(10)
+    leave_in_child = leave
+
+    def child() -> bool:
+        leave_in_child.set()
+        return bool(op(X) == "vendor.slow")
+
+    in_child(child)
+    leave.set()
+    holder.join()
+
+
+def test_a_fork_in_the_middle_of_discovery_starts_anew(module: Any) -> None:
+    module(
+        "slow_plugin",
+        """
+        import threading, time
+        from vllm_fl_dispatch import BackendImplKind, OpImpl
+        inside, leave = threading.Event(), threading.Event()
+
+        def register(registry):
+            registry.register_many([OpImpl(
+                "silu_and_mul", "vendor.slow", BackendImplKind.VENDOR, lambda x: "slow", "slow")])
+            inside.set()
+            leave.wait(30)
+        """,
+    )
+    import slow_plugin  # type: ignore[import-not-found]  # written above
+
+    manager = OpManager(SelectionPolicy(), [source("slow_plugin")])
+    builder = threading.Thread(target=manager.ensure_built)
+    builder.start()
+    assert slow_plugin.inside.wait(10)
+
+    def child() -> bool:
+        slow_plugin.leave = threading.Event()
+        slow_plugin.leave.set()
+        return bool(
+            manager.get_op("silu_and_mul")(X) == "slow" and manager.registry.size() == 1
+        )
+
+    in_child(child)
+    slow_plugin.leave.set()
+    builder.join()
+    assert manager.registry.size() == 1
+
+
+def test_threads_that_start_together_see_one_complete_registry(module: Any) -> None:
+    module(
+        "counted_plugin",
+        """
+        import time
+        from vllm_fl_dispatch import BackendImplKind, OpImpl
+        runs = []
+
+        def register(registry):
+            runs.append(1)
+            time.sleep(0.1)
+            registry.register_many([OpImpl(
+                "silu_and_mul", "vendor.c", BackendImplKind.VENDOR, lambda x: "c", "c")])
+        """,
+    )
+    manager = OpManager(SelectionPolicy(), [source("counted_plugin")])
+    barrier = threading.Barrier(16)
+    results: list[Any] = []
+
+    def call() -> None:
+        barrier.wait()
+        results.append(manager.get_op("silu_and_mul")(X))
+
+    threads = [threading.Thread(target=call) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["c"] * 16
+    import counted_plugin  # type: ignore[import-not-found]  # written above
+
+    assert counted_plugin.runs == [1]
+
+
+def test_a_hook_that_calls_back_neither_hangs_nor_doubles(module: Any) -> None:
+    module(
+        "calls_back",
+        """
+        from vllm_fl_dispatch import BackendImplKind, OpImpl
+        manager = None
+
+        def register(registry):
+            manager.ensure_built()
+            manager.resolve("rms_norm")
+            registry.register_many([OpImpl(
+                "silu_and_mul", "vendor.c", BackendImplKind.VENDOR, lambda x: "c", "c")])
+        """,
+    )
+    import calls_back  # type: ignore[import-not-found]  # written above
+
+    manager = calls_back.manager = OpManager(SelectionPolicy(), [source("calls_back")])
+    assert manager.get_op("silu_and_mul")(X) == "c"
+    assert [record.status for record in manager.records] == ["loaded"]
+
+
+def test_a_failed_start_can_be_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendro")
+    manager = OpManager(sources=())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="vendro"):
+            manager.ensure_built()
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendor")
+    manager.ensure_built()
+    assert manager.policy.prefer == "vendor"
+    assert "rms_norm" in manager.registry.op_names()

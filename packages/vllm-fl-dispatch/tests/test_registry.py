@@ -1,0 +1,102 @@
+"""Who implements what: duplicates, misfits, orphans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    BackendPriority,
+    ContractError,
+    DuplicateError,
+    OpImpl,
+    OpRegistry,
+    OpSpec,
+    UnknownOp,
+)
+from vllm_fl_dispatch.ops import SPECS
+
+from .conftest import impl
+
+
+@pytest.fixture
+def registry() -> OpRegistry:
+    registry = OpRegistry()
+    for spec in SPECS:
+        registry.add_spec(spec)
+    return registry
+
+
+def test_the_same_implementation_twice_is_no_change(registry: OpRegistry) -> None:
+    one = impl("vendor.acme")
+    registry.register_many([one, one])
+    assert registry.size() == 1
+
+
+def test_one_id_with_two_functions_is_an_error(registry: OpRegistry) -> None:
+    registry.register_impl(impl("vendor.acme"))
+    with pytest.raises(DuplicateError, match=r"silu_and_mul\[vendor.acme\] is registered twice"):
+        registry.register_impl(impl("vendor.acme", lambda x: x))
+
+
+def test_one_operator_with_two_contracts_is_an_error(registry: OpRegistry) -> None:
+    registry.add_spec(SPECS[0])
+    with pytest.raises(DuplicateError, match="specified twice"):
+        registry.add_spec(OpSpec(SPECS[0].name, lambda x: x))
+
+
+def test_an_unknown_operator_names_the_nearest(registry: OpRegistry) -> None:
+    with pytest.raises(UnknownOp, match="unknown operator 'rms_nrom'; did you mean 'rms_norm'"):
+        registry.spec("rms_nrom")
+
+
+def test_implementations_under_a_name_nobody_has_are_kept_and_listed(registry: OpRegistry) -> None:
+    registry.register_impl(impl("vendor.acme", op="rmsnorm"))
+    assert [orphan.op_name for orphan in registry.orphans()] == ["rmsnorm"]
+
+
+def test_a_vendor_needs_a_name() -> None:
+    with pytest.raises(ValueError, match="needs vendor="):
+        OpImpl("silu_and_mul", "vendor.x", BackendImplKind.VENDOR, lambda x: x)
+
+
+def test_an_implementation_is_a_function_or_a_loader() -> None:
+    with pytest.raises(ValueError, match="exactly one of fn= .* and load="):
+        OpImpl("silu_and_mul", "reference.x", BackendImplKind.REFERENCE)
+
+
+def test_stock_is_not_for_backends(registry: OpRegistry) -> None:
+    with pytest.raises(ContractError, match="stands for vLLM's own layers"):
+        registry.register_impl(OpImpl("silu_and_mul", "stock", BackendImplKind.STOCK))
+
+
+def test_the_priority_follows_from_the_kind() -> None:
+    assert impl("default.flagos").priority == BackendPriority.DEFAULT == 150
+    assert impl("vendor.acme").priority == BackendPriority.VENDOR == 100
+    assert impl("reference.torch").priority == BackendPriority.REFERENCE == 50
+
+
+def rms_without_options(x: Any, weight: Any, epsilon: float) -> Any: ...
+def rms_with_default(x: Any, weight: Any, epsilon: float, extra: int = 0) -> Any: ...
+def rms_of_anything(*args: Any, **options: Any) -> Any: ...
+def rms_too_short(x: Any, weight: Any) -> Any: ...
+def rms_other_names(input: Any, gamma: Any, eps: float) -> Any: ...
+def rms_needs_more(x: Any, weight: Any, epsilon: float, residual: Any) -> Any: ...
+
+
+@pytest.mark.parametrize("fn", [rms_without_options, rms_with_default, rms_of_anything, max])
+def test_functions_that_fit_the_contract(registry: OpRegistry, fn: Any) -> None:
+    registry.register_impl(impl("vendor.acme", fn, op="rms_norm"))
+
+
+@pytest.mark.parametrize("fn", [rms_too_short, rms_other_names, rms_needs_more])
+def test_functions_that_do_not(registry: OpRegistry, fn: Any) -> None:
+    with pytest.raises(ContractError, match="does not fit the contract of rms_norm"):
+        registry.register_impl(impl("vendor.acme", fn, op="rms_norm"))
+
+
+def test_only_donated_arguments_may_be_overwritten(registry: OpRegistry) -> None:
+    with pytest.raises(ContractError, match="overwrites \\['x'\\]; .* lets it overwrite nothing"):
+        registry.register_impl(impl("vendor.acme", mutates=("x",)))

@@ -1,0 +1,152 @@
+"""The opaque operators that compiled code calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_fl_dispatch.ops import SPECS
+from vllm_fl_dispatch.ops.cases import Maker
+from vllm_fl_dispatch.torch_ops import opaque
+
+from .conftest import impl
+
+SPEC = {spec.name: spec for spec in SPECS}
+#: How vLLM compiles.
+VLLM_INDUCTOR = {"enable_auto_functionalized_v2": False}
+
+
+def double(spec: Any) -> Any:
+    """An implementation that a compiler could not look into: it answers through numpy."""
+
+    def answer(*args: Any, **options: Any) -> Any:
+        results = spec.oracle(*args, **options)
+        results = results if isinstance(results, tuple) else (results,)
+        shapes = spec.fake(*args, **options)
+        shapes = shapes if isinstance(shapes, tuple) else (shapes,)
+        made = tuple(
+            None if r is None else torch.from_numpy(r.numpy()).to(s.dtype).contiguous()
+            for r, s in zip(results, shapes, strict=True)
+        )
+        return made if len(made) > 1 else made[0]
+
+    return answer
+
+
+@pytest.fixture
+def manager(make_manager: Any) -> Any:
+    return make_manager(*(impl("vendor.numpy", double(spec), op=spec.name) for spec in SPECS))
+
+
+@pytest.mark.parametrize("name", SPEC)
+def test_the_operator_keeps_torchs_rules(manager: Any, name: str) -> None:
+    opaque(manager, SPEC[name])
+    op = getattr(torch.ops.vllm_fl, name).default
+    cases = [case for case in SPEC[name].cases() if "float32" in case.name][:8]
+    for case in cases:
+        torch.library.opcheck(
+            op,
+            case.make(Maker()),
+            case.options,
+            test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+        )
+
+
+def model(call: Any) -> Any:
+    """Attention-like: query and key are views of one projection, and used again afterwards."""
+
+    def forward(x: Any, cache: Any, positions: Any) -> Any:
+        q, k, v = x.split([64, 32, 32], dim=-1)
+        q2, k2 = call(positions, q, k, 32, cache, True)
+        return torch.cat([q, q2, k, k2, v], dim=-1) * 2
+
+    return forward
+
+
+def test_split_views_compile_correctly_with_vllms_settings(manager: Any) -> None:
+    call = opaque(manager, SPEC["rotary_embedding"])
+    positions = torch.arange(5)
+    cache = torch.randn(16, 32)
+    compiled = torch.compile(model(call), fullgraph=True, options=VLLM_INDUCTOR, dynamic=True)
+    for tokens in (5, 3):
+        x = torch.randn(tokens, 128)
+        before = x.clone()
+        expected = model(double(SPEC["rotary_embedding"]))(x, cache, positions[:tokens])
+        assert torch.allclose(compiled(x, cache, positions[:tokens]), expected)
+        assert torch.equal(x, before)
+
+
+def test_a_key_of_none_comes_back_as_none(manager: Any) -> None:
+    call = opaque(manager, SPEC["rotary_embedding"])
+    query, key = call(torch.arange(3), torch.randn(3, 64), None, 32, torch.randn(4, 32), True)
+    assert query.shape == (3, 64)
+    assert key is None
+
+
+def in_place(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+    residual.add_(x)
+    x.copy_(residual * 2)
+    return x, residual
+
+
+@pytest.fixture
+def mutating(make_manager: Any) -> Any:
+    op = "fused_add_rms_norm"
+    return make_manager(impl("vendor.inplace", in_place, op=op, mutates=("x", "residual")))
+
+
+def test_the_functional_operator_changes_no_argument(mutating: Any) -> None:
+    call = opaque(mutating, SPEC["fused_add_rms_norm"])
+    wide = torch.full((2, 16), 3.0)
+    x, residual = wide[:, :8], torch.full((2, 8), 4.0)
+    for _ in range(3):
+        normed, total = call(x, residual, None, 1e-6)
+        assert x.eq(3).all()
+        assert residual.eq(4).all()
+        assert normed.eq(14).all()
+        assert total.eq(7).all()
+        assert normed.is_contiguous()
+
+
+def test_the_mutating_twin_overwrites_whole_tensors_when_compiled(mutating: Any) -> None:
+    call = opaque(mutating, SPEC["fused_add_rms_norm"], inplace=True)
+
+    def layers(x: Any, residual: Any) -> Any:
+        for _ in range(3):
+            x, residual = call(x, residual, None, 1e-6)
+        return x, residual
+
+    compiled = torch.compile(layers, fullgraph=True, options=VLLM_INDUCTOR)
+    expected = layers(torch.ones(4, 8), torch.ones(4, 8))
+    found = compiled(torch.ones(4, 8), torch.ones(4, 8))
+    assert [t[0, 0].item() for t in found] == [t[0, 0].item() for t in expected] == [36.0, 18.0]
+
+
+def test_the_twin_serves_an_implementation_that_makes_new_tensors(make_manager: Any) -> None:
+    manager = make_manager(
+        impl("reference.torch", lambda x, residual, weight, epsilon: (x * 2, x + residual),
+             op="fused_add_rms_norm")  # fmt: skip
+    )
+    x, residual = torch.full((2, 8), 3.0), torch.full((2, 8), 4.0)
+    normed, total = opaque(manager, SPEC["fused_add_rms_norm"], inplace=True)(
+        x, residual, None, 1e-6
+    )
+    assert normed is x
+    assert total is residual
+    assert x.eq(6).all()
+    assert residual.eq(7).all()
+
+
+def test_the_body_falls_back_when_an_implementation_fails(make_manager: Any) -> None:
+    def broken(x: Any) -> Any:
+        raise RuntimeError("no symbol")
+
+    manager = make_manager(
+        impl("vendor.acme", broken), impl("reference.torch", lambda x: x[..., ::2] * 3)
+    )
+    call = opaque(manager, SPEC["silu_and_mul"])
+    compiled = torch.compile(lambda x: call(x) + 1, fullgraph=True)
+    assert compiled(torch.ones(2, 8)).eq(4).all()
+    assert len(manager.failures.all()) == 1
