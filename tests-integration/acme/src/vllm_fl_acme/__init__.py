@@ -1,0 +1,1 @@
+"""A vendor of the integration tests."""

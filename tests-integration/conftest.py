@@ -1,0 +1,102 @@
+"""What the integration tests share: models, the truth about them, and runs of vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+TOOLS = HERE / "tools"
+sys.path.insert(0, str(TOOLS))
+
+#: One process, no network, and the marked vendor of these tests out of the way unless asked for.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_FL_DISABLED_PLUGINS": "acme",
+    "PYTHONPATH": str(HERE / "modules"),
+}
+os.environ.update({k: v for k, v in ENVIRONMENT.items() if k != "PYTHONPATH"})
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model, made at first use."""
+    import tiny_models
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            tiny_models.make(name, made[name])
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def truth(tiny: Callable[[str], Path]) -> Callable[[str], list[list[int]]]:
+    """The greedy float32 tokens that Hugging Face gives for a tiny model."""
+    import generate
+    import tiny_models
+
+    known: dict[str, list[list[int]]] = {}
+
+    def get(name: str) -> list[list[int]]:
+        if name not in known:
+            known[name] = tiny_models.greedy_tokens(
+                tiny(name), generate.PROMPTS, generate.MAX_TOKENS
+            )
+        return known[name]
+
+    return get
+
+
+@pytest.fixture
+def run_vllm(tiny: Callable[[str], Path], tmp_path: Path) -> Run:
+    """Runs a tiny model in a fresh process of vLLM; returns what generate.py prints."""
+
+    def run(
+        name: str = "qwen3", *, environ: dict[str, str] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        options = {"model": str(tiny(name)), **options}
+        done = subprocess.run(
+            [sys.executable, str(TOOLS / "generate.py"), json.dumps(options)],
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
+                **(environ or {}),
+            },
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        result["stderr"] = done.stderr
+        return result
+
+    return run
+
+
+def served(result: dict[str, Any]) -> dict[str, tuple[str, str, int]]:
+    """operator -> (implementation, mode, calls) of the rows of a report that have layers."""
+    return {
+        row["op"]: (row["impl_id"], row["mode"], row["calls"])
+        for row in result["report"]
+        if row["layers"]
+    }

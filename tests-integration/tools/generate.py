@@ -1,0 +1,63 @@
+"""Generate with vLLM in this process and print JSON: tokens, report, what was registered.
+
+usage: python generate.py '{"model": "...", ...}'    keyword arguments of vllm.LLM
+
+The prompts are token ids, so no tokenizer is needed; the last line of the output is the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+MAX_TOKENS = 24
+#: From one token to several blocks of the KV cache.
+PROMPTS = [
+    [1, 2, 3, 4, 5],
+    list(range(20, 60)),
+    [(i * 7) % 300 + 3 for i in range(200)],
+    [(i * 13) % 300 + 3 for i in range(333)],
+    [9],
+]
+
+
+def main() -> None:
+    """Run the model named on the command line."""
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    from vllm_fl_dispatch import get_default_manager
+
+    manager = get_default_manager()
+    manager.report.enabled = os.environ.get("TEST_REPORT") == "1"
+    options = {
+        "skip_tokenizer_init": True,
+        "max_model_len": 512,
+        "max_num_seqs": 4,
+        "distributed_executor_backend": "uni",
+        "dtype": "float32",
+        **json.loads(sys.argv[1]),
+    }
+    llm = LLM(**options)
+    outputs = llm.generate(
+        [TokensPrompt(prompt_token_ids=prompt) for prompt in PROMPTS],
+        SamplingParams(temperature=0, max_tokens=MAX_TOKENS, detokenize=False, ignore_eos=True),
+        use_tqdm=False,
+    )
+    from vllm.model_executor.custom_op import op_registry_oot
+
+    print(
+        json.dumps(
+            {
+                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "report": manager.report.as_dicts(),
+                "out_of_tree": sorted(op_registry_oot),
+                "built": manager.registry.size(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
