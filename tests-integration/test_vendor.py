@@ -31,8 +31,9 @@ def test_an_installed_distribution(run_vllm: Run, truth: Truth, marked: dict[str
     impl_id, mode, calls = served(result)["silu_and_mul"]
     assert (impl_id, mode) == ("vendor.acme", "eager")
     assert calls > 0
-    assert "silu_and_mul is served by silu_and_mul[vendor.acme] of vllm-fl-acme 0.3.0" in (
-        result["stderr"]
+    assert (
+        "silu_and_mul is served by silu_and_mul[vendor.acme] of vllm-fl-acme 0.3.0"
+        in (result["stderr"])
     )
 
 

@@ -19,7 +19,8 @@ def silu_and_mul(x):
 
 @hookimpl
 def vllm_fl_register_ops(registrar):
-    registrar.add(OpImpl("silu_and_mul", "vendor.acme", BackendImplKind.VENDOR, silu_and_mul, "acme"))
+    registrar.add(OpImpl("silu_and_mul", "vendor.acme", BackendImplKind.VENDOR,
+                         silu_and_mul, "acme"))
 """
 Write = Callable[[str, str], Path]
 
@@ -43,8 +44,9 @@ def test_a_module_with_hook_implementations(module: Write) -> None:
 def test_an_object_with_hook_implementations(module: Write) -> None:
     module(
         "acme_object",
-        HOOKS.replace("@hookimpl\ndef vllm_fl_register_ops(registrar):", "@hookimpl\ndef f(r):")
-        .replace("@hookimpl\ndef f(r):\n    registrar", "def add(registrar):\n    registrar")
+        HOOKS.replace(
+            "@hookimpl\ndef vllm_fl_register_ops(registrar):", "@hookimpl\ndef f(r):"
+        ).replace("@hookimpl\ndef f(r):\n    registrar", "def add(registrar):\n    registrar")
         + "\nclass Plugin:\n    @hookimpl\n    def vllm_fl_register_ops(self, registrar):\n"
         "        add(registrar)\n\nplugin = Plugin()\n",
     )

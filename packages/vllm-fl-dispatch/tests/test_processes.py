@@ -142,9 +142,7 @@ def test_a_fork_in_the_middle_of_discovery_starts_anew(module: Any) -> None:
     def child() -> bool:
         slow_plugin.leave = threading.Event()
         slow_plugin.leave.set()
-        return bool(
-            manager.get_op("silu_and_mul")(X) == "slow" and manager.registry.size() == 1
-        )
+        return bool(manager.get_op("silu_and_mul")(X) == "slow" and manager.registry.size() == 1)
 
     in_child(child)
     slow_plugin.leave.set()

@@ -63,7 +63,7 @@ def test_a_vendor_needs_a_name() -> None:
 
 
 def test_an_implementation_is_a_function_or_a_loader() -> None:
-    with pytest.raises(ValueError, match="exactly one of fn= .* and load="):
+    with pytest.raises(ValueError, match=r"exactly one of fn= .* and load="):
         OpImpl("silu_and_mul", "reference.x", BackendImplKind.REFERENCE)
 
 
@@ -82,7 +82,7 @@ def rms_without_options(x: Any, weight: Any, epsilon: float) -> Any: ...
 def rms_with_default(x: Any, weight: Any, epsilon: float, extra: int = 0) -> Any: ...
 def rms_of_anything(*args: Any, **options: Any) -> Any: ...
 def rms_too_short(x: Any, weight: Any) -> Any: ...
-def rms_other_names(input: Any, gamma: Any, eps: float) -> Any: ...
+def rms_other_names(hidden: Any, gamma: Any, eps: float) -> Any: ...
 def rms_needs_more(x: Any, weight: Any, epsilon: float, residual: Any) -> Any: ...
 
 
@@ -98,5 +98,5 @@ def test_functions_that_do_not(registry: OpRegistry, fn: Any) -> None:
 
 
 def test_only_donated_arguments_may_be_overwritten(registry: OpRegistry) -> None:
-    with pytest.raises(ContractError, match="overwrites \\['x'\\]; .* lets it overwrite nothing"):
+    with pytest.raises(ContractError, match=r"overwrites \['x'\\]; .* lets it overwrite nothing"):
         registry.register_impl(impl("vendor.acme", mutates=("x",)))

@@ -126,8 +126,11 @@ def test_the_mutating_twin_overwrites_whole_tensors_when_compiled(mutating: Any)
 
 def test_the_twin_serves_an_implementation_that_makes_new_tensors(make_manager: Any) -> None:
     manager = make_manager(
-        impl("reference.torch", lambda x, residual, weight, epsilon: (x * 2, x + residual),
-             op="fused_add_rms_norm")  # fmt: skip
+        impl(
+            "reference.torch",
+            lambda x, residual, weight, epsilon: (x * 2, x + residual),
+            op="fused_add_rms_norm",
+        )
     )
     x, residual = torch.full((2, 8), 3.0), torch.full((2, 8), 4.0)
     normed, total = opaque(manager, SPEC["fused_add_rms_norm"], inplace=True)(

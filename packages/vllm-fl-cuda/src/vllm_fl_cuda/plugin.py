@@ -64,7 +64,7 @@ def _supports(module: str) -> Any:
 
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """VLLM's compiled operators."""
+    """vLLM's compiled operators."""
     registrar.add_many(
         OpImpl(
             op_name,

@@ -53,14 +53,20 @@ class Handle:
     rebind: Callable[[Call, Call], None]
 
 
-def make_handle(spec: OpSpec, target: Call, recover: Recover) -> Handle:
+def make_handle(
+    spec: OpSpec, target: Call, recover: Recover, *, with_options: bool = True
+) -> Handle:
     """A handle of an operator that first points at `target`.
 
     When its target raises, `recover(error, target, args, options)` answers instead, and raises
     what the caller shall see. It is told which function raised because the handle may have been
     pointed elsewhere in between.
+
+    Args:
+        with_options: does the function take the keyword-only options of the contract? Having
+            them in the signature costs about as much as the rest of the handle.
     """
-    make, defaults = _factory(spec.name, spec.contract)
+    make, defaults = _factory(spec.name, spec.contract, with_options)
     call, rebind = make(target, target, recover, *defaults)
     call.__doc__ = spec.contract.__doc__
     call.__module__ = spec.contract.__module__
@@ -69,9 +75,15 @@ def make_handle(spec: OpSpec, target: Call, recover: Recover) -> Handle:
 
 
 @cache
-def _factory(name: str, contract: Call) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _factory(
+    name: str, contract: Call, with_options: bool
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Compile the factory of an operator's handles; returns it with the contract's defaults."""
-    parameters = list(signature_of(contract).parameters.values())
+    parameters = [
+        p
+        for p in signature_of(contract).parameters.values()
+        if with_options or p.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
     options = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     positional = [p for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     defaults = [p for p in parameters if p.default is not inspect.Parameter.empty]
@@ -98,7 +110,7 @@ def _factory(name: str, contract: Call) -> tuple[Callable[..., Any], tuple[Any, 
         defaults="".join(f", _fl_default_{p.name}" for p in defaults),
         body=body,
     )
-    filename = f"<handle of {name}>"
+    filename = f"<{'handle' if with_options else 'plain handle'} of {name}>"
     # So that tracebacks and debuggers show the generated lines.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     namespace: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, unknown_name
 from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
-from vllm_fl_dispatch.scopes import Scope, current_policy, make_router, scopes_here
+from vllm_fl_dispatch.scopes import Scope, current_policy, make_routers, scopes_here
 from vllm_fl_dispatch.slots import Slot
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Origin, Query, Verdict
 
@@ -269,7 +269,7 @@ class OpManager:
             if op_name not in self._public:
                 spec = self._spec_for_handle(op_name)
                 slot = self.new_slot(spec)
-                handle = make_handle(spec, slot.call, _reraise)
+                handle = make_handle(spec, slot.plain_call, _reraise)
                 self._public[op_name] = (handle, slot)
                 self._route(op_name)
                 self.handles[op_name] = handle.call
@@ -286,8 +286,10 @@ class OpManager:
 
     def _route(self, op_name: str) -> None:
         handle, slot = self._public[op_name]
-        target = make_router(self, slot) if self._open else slot.call
-        handle.rebind(target, target)
+        if self._open:
+            handle.rebind(*make_routers(self, slot))
+        else:
+            handle.rebind(slot.plain_call, slot.call)
 
     def _route_all(self) -> None:
         for op_name in self._public:

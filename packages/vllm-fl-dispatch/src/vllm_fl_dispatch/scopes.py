@@ -35,7 +35,8 @@ class Scope:
         self._token: Token[Scope | None] | None = None
         self.parent: Scope | None = None
         self.policy: SelectionPolicy | None = None
-        self._calls: dict[str, Call] = {}
+        #: process-wide slot -> slot under this scope's policy; empty while the scope is closed
+        self.slots: dict[Slot, Slot] = {}
 
     def __enter__(self) -> SelectionPolicy:
         if self.policy is not None:
@@ -44,7 +45,7 @@ class Scope:
         with manager.lock:
             self.parent = _current.get()
             self.policy = self._change(current_policy(manager))
-            self._calls = {}
+            self.slots = {}
             manager.scope_opened(self)
         # The routers are in place before the scope becomes visible.
         self._token = _current.set(self)
@@ -66,16 +67,16 @@ class Scope:
             pass
         with self._manager.lock:
             self.policy = None
-            self._calls = {}
+            self.slots = {}
             self._manager.scope_closed(self)
 
-    def call_for(self, slot: Slot) -> Call:
-        """The call of an operator under this scope's policy."""
-        call = self._calls.get(slot.spec.name)
-        if call is None:
-            own = self._manager.new_slot(slot.spec, policy=self.policy, donate=slot.donate)
-            call = self._calls.setdefault(slot.spec.name, own.call)
-        return call
+    def slot_for(self, slot: Slot) -> Slot:
+        """The slot of the same operator under this scope's policy."""
+        own = self.slots.get(slot)
+        if own is None:
+            made = self._manager.new_slot(slot.spec, policy=self.policy, donate=slot.donate)
+            own = self.slots.setdefault(slot, made)
+        return own
 
 
 def open_scope(manager: OpManager) -> Scope | None:
@@ -102,27 +103,35 @@ def current_policy(manager: OpManager) -> SelectionPolicy:
     return manager.policy if scope is None or scope.policy is None else scope.policy
 
 
-def make_router(manager: OpManager, slot: Slot) -> Call:
-    """The function that stands in a public handle while scopes are open."""
-    base, name = slot.call, slot.spec.name
+def make_routers(manager: OpManager, slot: Slot) -> tuple[Call, Call]:
+    """The functions that stand in a public handle while scopes are open: for calls without
+    options, and for calls with."""
+    plain_base, base = slot.plain_call, slot.call
+    current = _current.get
     torch = sys.modules.get("torch")
     is_compiling: Callable[[], bool] = torch.compiler.is_compiling if torch else _never
 
-    def route(*args: Any, **options: Any) -> Any:
-        # A ContextVar cannot be traced, and a scope of one thread must not break the
-        # compilation in another.
-        if is_compiling():
-            return base(*args, **options)
-        scope = _current.get()
-        if scope is not None:
-            if scope.policy is None or scope._manager is not manager:
-                scope = open_scope(manager)
-            if scope is not None:
-                call = scope._calls.get(name) or scope.call_for(slot)
-                return call(*args, **options)
-        return base(*args, **options)
+    def scoped_slot() -> Slot:
+        scope = open_scope(manager)
+        return slot if scope is None else scope.slot_for(slot)
 
-    return route
+    # In both: a ContextVar cannot be traced, and a scope of one thread must not break the
+    # compilation in another. A scope that was closed has no slots.
+    def route_plain(*args: Any) -> Any:
+        if is_compiling():
+            return plain_base(*args)
+        scope = current()
+        if scope is None:
+            return plain_base(*args)
+        own = scope.slots.get(slot)
+        return (own or scoped_slot()).plain_call(*args)
+
+    def route(*args: Any, **options: Any) -> Any:
+        if is_compiling() or current() is None:
+            return base(*args, **options)
+        return scoped_slot().call(*args, **options)
+
+    return route_plain, route
 
 
 def _never() -> bool:

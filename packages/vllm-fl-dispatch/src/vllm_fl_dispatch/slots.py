@@ -75,13 +75,17 @@ class Slot:
         self._data = tuple(positional_names(spec).index(name) for name in spec.data)
         self._options = option_defaults(spec)
         self._handle = make_handle(spec, self._first_call, self._recover)
+        #: The call, with all options of the contract.
         self.call = self._handle.call
+        self._plain = make_handle(spec, self._first_call, self._recover, with_options=False)
+        #: The same for calls that leave every option at its default; costs less.
+        self.plain_call = self._plain.call
 
     # -- binding ------------------------------------------------------------------------------
 
     def invalidate(self) -> None:
         """Resolve again at the next call: policy, registry or failures changed."""
-        self._handle.rebind(self._first_call, self._first_call)
+        self._point_at(self._first_call, self._first_call)
 
     def bind(self) -> Resolution:
         """Resolve now and put the right function into the handle.
@@ -142,7 +146,11 @@ class Slot:
         first = self._candidates[0]
         plain = first.fn if self._is_direct(first) else self._checked
         optioned = plain if not first.missing else self._checked
+        self._point_at(plain, optioned)
+
+    def _point_at(self, plain: Call, optioned: Call) -> None:
         self._handle.rebind(plain, optioned)
+        self._plain.rebind(plain, optioned)
 
     def _is_direct(self, first: Candidate) -> bool:
         """Can the implementation itself stand in the slot?"""

@@ -40,19 +40,28 @@ class Binder:
         self._compiled = compat.is_compiling_model()
         self._off = compat.is_switched_off(type(layer))
 
-    def bind(self, op_name: str, facts: dict[str, Any], stock: Call, native: Call) -> Bound:
+    def bind(
+        self,
+        op_name: str,
+        facts: dict[str, Any],
+        stock: Call,
+        native: Call,
+        *,
+        options: bool = False,
+    ) -> Bound:
         """Bind one operator.
 
         Args:
             facts: what is known about all calls of the layer, see `OpSpec.fact_names`.
             stock, native: what vLLM itself would run, and its native (torch) code, both with
                 the contract's signature.
+            options: will the layer pass keyword-only options of the contract?
         """
-        bound = self._bind(op_name, Query(op_name, facts), stock, native)
+        bound = self._bind(op_name, Query(op_name, facts), stock, native, options)
         self._manager.report.layer(bound.impl, bound.mode)
         return bound
 
-    def _bind(self, op_name: str, query: Query, stock: Call, native: Call) -> Bound:
+    def _bind(self, op_name: str, query: Query, stock: Call, native: Call, options: bool) -> Bound:
         manager = self._manager
         spec = manager.registry.spec(op_name)
         own = OpImpl(op_name, "stock", BackendImplKind.STOCK)
@@ -73,7 +82,7 @@ class Binder:
             return self._compiled_call(spec, impl, fn, native)
         slot = manager.new_slot(spec, query=query, stock=stock)
         slot.bind()
-        return Bound(slot.call, impl, "eager")
+        return Bound(slot.call if options else slot.plain_call, impl, "eager")
 
     def _stock(self, impl: OpImpl, stock: Call) -> Bound:
         if not self._compiled:

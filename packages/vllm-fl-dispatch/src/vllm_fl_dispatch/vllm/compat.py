@@ -92,7 +92,7 @@ def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:
 
 
 def rotary_classes() -> Iterator[type]:
-    """RotaryEmbedding and those of its subclasses whose forward is entirely its own."""
+    """RotaryEmbedding and those of vLLM's subclasses of it whose forward is entirely its own."""
     base = import_attribute("vllm.model_executor.layers.rotary_embedding", "RotaryEmbedding")
     if base is None:
         return
@@ -100,7 +100,8 @@ def rotary_classes() -> Iterator[type]:
     pending, seen = [base], set()
     while pending:
         each = pending.pop()
-        if each in seen:
+        # Replacements, ours and other plugins', are subclasses as well.
+        if each in seen or not each.__module__.startswith("vllm."):
             continue
         seen.add(each)
         pending.extend(each.__subclasses__())

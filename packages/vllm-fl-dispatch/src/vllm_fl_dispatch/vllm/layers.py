@@ -91,19 +91,23 @@ class RMSNormLayer(Dispatched):
             "variance_size": variance_size,
             "weight_offset": self.fl_weight_offset,
         }
-        norm = binder.bind("rms_norm", facts, _without_weight(stock), _without_weight(native))
-        add = binder.bind(
-            "fused_add_rms_norm",
-            {**facts, "residual_dtype": dtype},
-            _without_weight_but_residual(stock),
-            _without_weight_but_residual(native),
-        )
-        self._fl_norm, self._fl_add, self._fl_has_weight = norm.call, add.call, has_weight
         self._fl_options: dict[str, Any] = {}
         if variance_size is not None:
             self._fl_options["variance_size"] = variance_size
         if self.fl_weight_offset:
             self._fl_options["weight_offset"] = self.fl_weight_offset
+        options = bool(self._fl_options)
+        norm = binder.bind(
+            "rms_norm", facts, _without_weight(stock), _without_weight(native), options=options
+        )
+        add = binder.bind(
+            "fused_add_rms_norm",
+            {**facts, "residual_dtype": dtype},
+            _without_weight_but_residual(stock),
+            _without_weight_but_residual(native),
+            options=options,
+        )
+        self._fl_norm, self._fl_add, self._fl_has_weight = norm.call, add.call, has_weight
         self._forward_method = self.forward_fl
 
     def forward_fl(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:

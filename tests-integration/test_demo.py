@@ -1,0 +1,34 @@
+"""The demo: a real language model answers through dispatched operators."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import ENVIRONMENT
+
+MODEL = os.environ.get("DEMO_MODEL")
+
+
+@pytest.mark.skipif(not MODEL, reason="DEMO_MODEL names no model; the nox session makes one")
+def test_a_real_model_answers_and_the_report_says_what_served_it() -> None:
+    command = [sys.executable, "-m", "vllm_fl_dispatch.cli", "demo", "--model", str(MODEL),
+               "--dtype", "float32", "--json"]  # fmt: skip
+    done = subprocess.run(
+        command,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    data = json.loads(done.stdout[done.stdout.index("{") :])
+    assert "Paris" in data["answers"][0]
+    counted = {row["op"] for row in data["report"] if row["calls"] > 0}
+    assert counted == {"silu_and_mul", "rms_norm", "fused_add_rms_norm", "rotary_embedding"}
+    assert {row["impl_id"] for row in data["report"]} == {"reference.torch"}

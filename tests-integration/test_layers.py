@@ -1,0 +1,307 @@
+"""Layers of vLLM, one by one and without a model: what they bind, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.hw_agnostic import custom_op as agnostic
+from vllm.model_executor.hw_agnostic.layers.layernorm import RMSNorm as AgnosticRMSNorm
+from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+
+import vllm_fl_dispatch as fl
+from vllm_fl_dispatch import BackendImplKind, OpImpl, SelectionPolicy, api
+from vllm_fl_dispatch.vllm import register
+from vllm_fl_dispatch.vllm.layers import Dispatched
+from vllm_fl_dispatch.vllm.plugin import activate
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+REFERENCE = SelectionPolicy(prefer="reference")
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """No replaced layer and no manager before and after each test."""
+
+    def clear() -> None:
+        for registry in (op_registry_oot, agnostic.op_registry_oot):
+            for name in [n for n, c in registry.items() if issubclass(c, Dispatched)]:
+                del registry[name]
+        api._default = None
+
+    clear()
+    yield
+    clear()
+
+
+@pytest.fixture
+def built() -> Callable[..., Any]:
+    """Builds a layer under a policy, a dtype and vLLM's custom_ops."""
+
+    def build(
+        make: Callable[[], Any],
+        policy: SelectionPolicy = REFERENCE,
+        dtype: torch.dtype = torch.float32,
+        custom_ops: tuple[str, ...] = ("all",),
+        mode: int = 0,
+    ) -> Any:
+        fl.set_global_policy(policy)
+        activate()
+        config = VllmConfig(
+            compilation_config=CompilationConfig(mode=mode, custom_ops=list(custom_ops))
+        )
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with set_current_vllm_config(config):
+                return make()
+        finally:
+            torch.set_default_dtype(before)
+
+    return build
+
+
+def make_rotary(cls: type = RotaryEmbedding, neox: bool = True, rotary: int = 64) -> Any:
+    return RotaryEmbedding(64, rotary, 512, 10000.0, neox, torch.get_default_dtype())
+
+
+def filled(layer: Any) -> Any:
+    """The layer with weights that are neither 0 nor 1."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+    return layer
+
+
+def rand(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return (3 * torch.randn(*shape)).to(dtype)
+
+
+LAYERS: dict[str, tuple[Callable[[], Any], Callable[[torch.dtype], tuple[Any, ...]]]] = {
+    "silu": (SiluAndMul, lambda d: (rand(5, 2 * 96, dtype=d),)),
+    "silu-3d": (SiluAndMul, lambda d: (rand(2, 3, 2 * 33, dtype=d),)),
+    "gelu": (GeluAndMul, lambda d: (rand(5, 2 * 96, dtype=d),)),
+    "gelu-tanh": (lambda: GeluAndMul("tanh"), lambda d: (rand(5, 2 * 96, dtype=d),)),
+    "rms": (lambda: RMSNorm(96), lambda d: (rand(5, 96, dtype=d),)),
+    "rms-residual": (
+        lambda: RMSNorm(96), lambda d: (rand(5, 96, dtype=d), rand(5, 96, dtype=d))
+    ),
+    "rms-3d-strided": (
+        lambda: RMSNorm(32), lambda d: (rand(5, 256, dtype=d)[:, :128].view(5, 4, 32),)
+    ),
+    "rms-no-weight": (lambda: RMSNorm(96, has_weight=False), lambda d: (rand(5, 96, dtype=d),)),
+    "rms-partial": (
+        lambda: RMSNorm(96, var_hidden_size=48), lambda d: (rand(5, 96, dtype=d),)
+    ),
+    "gemma": (lambda: GemmaRMSNorm(96), lambda d: (rand(5, 96, dtype=d),)),
+    "gemma-residual": (
+        lambda: GemmaRMSNorm(96), lambda d: (rand(5, 96, dtype=d), rand(5, 96, dtype=d))
+    ),
+    "rope": (
+        make_rotary,
+        lambda d: (torch.tensor([0, 3, 500]), rand(3, 4 * 64, dtype=d), rand(3, 128, dtype=d)),
+    ),
+    "rope-gptj": (
+        lambda: make_rotary(neox=False),
+        lambda d: (torch.tensor([0, 3, 500]), rand(3, 4 * 64, dtype=d), rand(3, 128, dtype=d)),
+    ),
+    "rope-partial": (
+        lambda: make_rotary(rotary=32),
+        lambda d: (torch.tensor([0, 3, 500]), rand(3, 4 * 64, dtype=d), rand(3, 128, dtype=d)),
+    ),
+    "rope-no-key": (
+        make_rotary, lambda d: (torch.tensor([0, 3, 500]), rand(3, 4 * 64, dtype=d))
+    ),
+}  # fmt: skip
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_reference_equals_the_native_layer_bit_for_bit(
+    built: Callable[..., Any], name: str, dtype: torch.dtype
+) -> None:
+    make, arguments = LAYERS[name]
+    layer = filled(built(make, dtype=dtype))
+    assert isinstance(layer, Dispatched)
+    torch.manual_seed(2)
+    args = arguments(dtype)
+    expected = layer.forward_native(*(a.clone() for a in args))
+    found = layer(*(a.clone() for a in args))
+    for one, other in zip(as_tuple(found), as_tuple(expected), strict=True):
+        if one is None:
+            assert other is None
+            continue
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_can_be_served_by_a_vendor(built: Callable[..., Any], name: str) -> None:
+    """A vendor that counts, and otherwise computes what the reference does."""
+    calls = []
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    for op in manager.registry.op_names():
+        (reference,) = (i for i in manager.registry.impls(op) if i.impl_id == "reference.torch")
+        right = reference.load()
+
+        def counting(*args: Any, right: Any = right, op: str = op, **options: Any) -> Any:
+            calls.append(op)
+            return right(*args, **options)
+
+        manager.registry.register_impl(
+            OpImpl(op, "vendor.counting", BackendImplKind.VENDOR, counting, "counting")
+        )
+    make, arguments = LAYERS[name]
+    layer = filled(built(make, SelectionPolicy(prefer="vendor")))
+    args = arguments(torch.float32)
+    expected = as_tuple(layer.forward_native(*(a.clone() for a in args)))
+    found = as_tuple(layer(*(a.clone() for a in args)))
+    assert len(calls) == 1
+    for one, other in zip(found, expected, strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
+def test_a_policy_that_leaves_everything_to_vllm_replaces_nothing(
+    built: Callable[..., Any],
+) -> None:
+    layer = built(SiluAndMul, SelectionPolicy())
+    assert type(layer) is SiluAndMul
+    assert not any(issubclass(c, Dispatched) for c in op_registry_oot.values())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("VLLM_FL_PREFER_ENABLED", "0"), ("VLLM_FL_ENABLED", "no"), ("VLLM_FL_OOT_ENABLED", "off")],
+)
+def test_switched_off_nothing_is_replaced(
+    built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert type(built(SiluAndMul)) is SiluAndMul
+
+
+def test_operators_can_be_left_out_one_by_one(
+    built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_FL_OOT_BLACKLIST", "rms_norm,fused_add_rms_norm")
+    assert type(built(lambda: RMSNorm(8))) is RMSNorm
+    assert isinstance(built(SiluAndMul), Dispatched)
+    monkeypatch.setenv("VLLM_FL_OOT_WHITELIST", "rms_norm")
+    monkeypatch.delenv("VLLM_FL_OOT_BLACKLIST")
+    assert isinstance(built(lambda: RMSNorm(8)), Dispatched)
+    assert type(built(SiluAndMul)) is SiluAndMul
+
+
+def test_activating_twice_is_the_same_as_once(built: Callable[..., Any]) -> None:
+    built(SiluAndMul)
+    before = dict(op_registry_oot)
+    activate()
+    assert dict(op_registry_oot) == before
+
+
+def test_a_layer_that_another_plugin_replaced_stays_its(built: Callable[..., Any]) -> None:
+    class Theirs(SiluAndMul):
+        pass
+
+    op_registry_oot["SiluAndMul"] = Theirs
+    try:
+        assert type(built(SiluAndMul)) is Theirs
+    finally:
+        del op_registry_oot["SiluAndMul"]
+
+
+@pytest.mark.parametrize("custom_ops", [("all", "-silu_and_mul"), ("none", "-silu_and_mul")])
+def test_the_in_tree_name_still_switches_a_layer_off(
+    built: Callable[..., Any], custom_ops: tuple[str, ...]
+) -> None:
+    layer = built(SiluAndMul, custom_ops=custom_ops)
+    assert type(layer).name == "silu_and_mul"
+    assert layer._forward_method == layer.forward_native
+
+
+@pytest.mark.parametrize("custom_ops", [("none",), ("all",), ("none", "+silu_and_mul")])
+def test_in_compiled_modes_the_bound_implementation_is_what_is_traced(
+    built: Callable[..., Any], custom_ops: tuple[str, ...]
+) -> None:
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("silu_and_mul", "vendor.seven", BackendImplKind.VENDOR,
+               lambda x: x[..., ::2] * 0 + 7, "seven", traceable=True)
+    )  # fmt: skip
+    layer = built(SiluAndMul, SelectionPolicy(prefer="vendor"), custom_ops=custom_ops, mode=2)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2, 8)).eq(7).all()
+
+
+def test_subclasses_that_share_the_forward_are_dispatched_and_others_are_not(
+    built: Callable[..., Any],
+) -> None:
+    built(SiluAndMul)
+    assert Llama3RotaryEmbedding.__name__ in op_registry_oot
+    assert MRotaryEmbedding.__name__ not in op_registry_oot
+
+
+def test_the_hardware_agnostic_layers_are_dispatched_too(built: Callable[..., Any]) -> None:
+    layer = filled(built(lambda: AgnosticRMSNorm(64)))
+    assert isinstance(layer, Dispatched)
+    x = torch.randn(3, 64)
+    assert torch.equal(layer(x), layer.forward_native(x))
+
+
+def test_reloaded_weights_are_seen(built: Callable[..., Any]) -> None:
+    layer = filled(built(lambda: GemmaRMSNorm(32)))
+    x = torch.randn(3, 32)
+    first = layer(x)
+    with torch.no_grad():
+        layer.weight.add_(1)
+    assert not torch.equal(layer(x), first)
+    assert torch.equal(layer(x), layer.forward_native(x))
+
+
+def test_a_layer_built_in_a_scope_keeps_it(built: Callable[..., Any]) -> None:
+    def make() -> Any:
+        with fl.with_preference("reference"):
+            activate()
+            return SiluAndMul()
+
+    layer = built(make, SelectionPolicy())
+    assert isinstance(layer, Dispatched)
+    assert layer._forward_method != layer.forward_native
+
+
+def test_a_fault_of_ours_never_breaks_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendro")
+    register()
+    assert not any(issubclass(c, Dispatched) for c in op_registry_oot.values())
+
+
+def test_our_variables_are_known_to_vllm_and_only_the_selection_changes_its_cache_key(
+    built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import envs
+
+    def key() -> Any:
+        return {k: v for k, v in envs.compile_factors().items() if k.startswith("VLLM_FL_")}
+
+    built(SiluAndMul)
+    reference = key()
+    assert set(reference) >= {"VLLM_FL_PER_OP", "VLLM_FL_FINGERPRINT"}
+    monkeypatch.setenv("VLLM_FL_LOG_LEVEL", "DEBUG")
+    assert key() == reference
+    built(SiluAndMul, SelectionPolicy.from_dict(per_op_order={"rms_norm": "stock"}))
+    assert key() != reference
