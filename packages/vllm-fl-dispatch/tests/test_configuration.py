@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from vllm_fl_dispatch import PolicyError, policy_from_config
+from vllm_fl_dispatch import PolicyError, SelectionPolicy, policy_from_config
 from vllm_fl_dispatch.config import environment
-from vllm_fl_dispatch.config.effective import effective_policy
+from vllm_fl_dispatch.config.effective import effective
+
+
+def policy_of(environ: dict[str, str]) -> SelectionPolicy:
+    return effective(environ).policy
 
 
 def test_the_environment_replaces_the_defaults_item_by_item() -> None:
-    policy = effective_policy(
+    policy = policy_of(
         {
             "VLLM_FL_PREFER": "vendor",
             "VLLM_FL_STRICT": "on",
@@ -29,12 +33,12 @@ def test_the_environment_replaces_the_defaults_item_by_item() -> None:
 
 
 def test_blank_variables_are_unset() -> None:
-    assert effective_policy({"VLLM_FL_PREFER": " ", "VLLM_FL_STRICT": ""}).prefer == "flagos"
+    assert policy_of({"VLLM_FL_PREFER": " ", "VLLM_FL_STRICT": ""}).prefer == "flagos"
 
 
 def test_a_wrong_value_names_the_variable() -> None:
     with pytest.raises(PolicyError, match="VLLM_FL_PREFER: 'vendro'"):
-        effective_policy({"VLLM_FL_PREFER": "vendro"})
+        policy_of({"VLLM_FL_PREFER": "vendro"})
 
 
 @pytest.mark.parametrize("name", ["VLLM_FL_PREFER_ENABLED", "VLLM_FL_ENABLED"])
@@ -52,7 +56,7 @@ def test_a_file_replaces_all_other_settings(tmp_path: Path) -> None:
         "  silu_and_mul: flagos|reference\n"
         "allow_vendors: [acme]\n"
     )
-    policy = effective_policy({"VLLM_FL_CONFIG": str(path), "VLLM_FL_PREFER": "reference"})
+    policy = policy_of({"VLLM_FL_CONFIG": str(path), "VLLM_FL_PREFER": "reference"})
     assert policy.prefer == "vendor"
     assert policy.per_op_order["silu_and_mul"] == ("flagos", "reference")
     assert policy.allow_vendors == {"acme"}
@@ -64,7 +68,7 @@ def test_a_file_replaces_all_other_settings(tmp_path: Path) -> None:
 def test_an_empty_file_is_the_default_policy(tmp_path: Path, text: str) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
-    assert policy_from_config(path) == effective_policy({})
+    assert policy_from_config(path) == policy_of({})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +77,7 @@ def test_an_empty_file_is_the_default_policy(tmp_path: Path, text: str) -> None:
         ("- a\n- b\n", "expected keys .* found list"),
         ("prefer: off\n", r":1: prefer: .*quote it"),
         ("strict: 2\n", r":1: strict: .*not a switch"),
-        ("prefer: flagos\nop_backend: {}\n", r":2: op_backend: .*accepted keys: prefer"),
+        ("strict: on\nop_backend: {}\n", r":2: unknown key 'op_backend' .*'op_backends'.*accepted"),
         ("op_backends: [rms_norm]\n", r":1: op_backends: .*expected a mapping"),
         ("op_backends:\n  rms_norm: vendro\n", "not a token"),
         ("prefer: flagos\nprefer: vendor\n", "line 2: the key 'prefer' is there twice"),
@@ -93,6 +97,6 @@ def test_a_file_of_the_wrong_shape_names_file_and_place(
 
 def test_a_missing_file_that_the_user_named_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"cannot read the policy file .*nowhere\.yaml"):
-        effective_policy({"VLLM_FL_CONFIG": str(tmp_path / "nowhere.yaml")})
+        policy_of({"VLLM_FL_CONFIG": str(tmp_path / "nowhere.yaml")})
     with pytest.raises(PolicyError, match="cannot read the policy file"):
         policy_from_config(tmp_path)

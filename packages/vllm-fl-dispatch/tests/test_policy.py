@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vllm_fl_dispatch import PolicyError, SelectionPolicy
 from vllm_fl_dispatch.config.values import parse_bool, parse_per_op
-from vllm_fl_dispatch.policy import parse_order, parse_token, token_matches
+from vllm_fl_dispatch.tokens import parse_order, parse_token, token_matches
 
 from .conftest import impl
 

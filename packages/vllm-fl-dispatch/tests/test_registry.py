@@ -98,5 +98,5 @@ def test_functions_that_do_not(registry: OpRegistry, fn: Any) -> None:
 
 
 def test_only_donated_arguments_may_be_overwritten(registry: OpRegistry) -> None:
-    with pytest.raises(ContractError, match=r"overwrites \['x'\\]; .* lets it overwrite nothing"):
+    with pytest.raises(ContractError, match=r"overwrites \['x'\]; .* lets it overwrite nothing"):
         registry.register_impl(impl("vendor.acme", mutates=("x",)))

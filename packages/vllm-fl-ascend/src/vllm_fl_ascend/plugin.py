@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from vllm_fl_ascend.probe import device_present, library_installed
 from vllm_fl_dispatch import DeviceSpec, hookimpl
 
 vllm_fl_api = 1
+CONFIG = Path(__file__).parent / "config"
 
 DEVICE = DeviceSpec(
+    platform="ascend",
     device_type="npu",
     vendor="ascend",
     dispatch_key="PrivateUse1",
@@ -23,6 +26,12 @@ DEVICE = DeviceSpec(
 def vllm_fl_device() -> DeviceSpec | None:
     """The Ascend NPU, where there is one."""
     return DEVICE if device_present() else None
+
+
+@hookimpl
+def vllm_fl_platform_config(platform: str) -> Path | None:
+    """The defaults for this platform."""
+    return CONFIG / f"{platform}.yaml" if platform == DEVICE.platform else None
 
 
 @hookimpl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from vllm_fl_cuda.probe import device_present, import_extensions, operators_installed
@@ -19,6 +20,7 @@ from vllm_fl_dispatch import (
 from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
+CONFIG = Path(__file__).parent / "config"
 
 #: operator -> (module of `impl/`, what else is known about the implementation)
 OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,6 +34,7 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 PARTIAL = ("normalization", "rotary")
 
 DEVICE = DeviceSpec(
+    platform="cuda",
     device_type="cuda",
     vendor="nvidia",
     dispatch_key="CUDA",
@@ -86,6 +89,12 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
 def vllm_fl_device() -> DeviceSpec | None:
     """The NVIDIA device, where there is one."""
     return DEVICE if device_present() else None
+
+
+@hookimpl
+def vllm_fl_platform_config(platform: str) -> Path | None:
+    """The defaults for this platform."""
+    return CONFIG / f"{platform}.yaml" if platform == DEVICE.platform else None
 
 
 @hookimpl

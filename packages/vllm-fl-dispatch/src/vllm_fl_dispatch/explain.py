@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +62,39 @@ def explain(manager: OpManager, op_name: str, *, layer: bool = True) -> Explanat
 
 def policy_settings(policy: SelectionPolicy) -> tuple[Setting, ...]:
     """Every setting of a policy with its origin."""
-    allowed = policy.allow_vendors
-    values = {
-        "prefer": policy.prefer,
-        "strict": str(policy.strict).lower(),
-        "allow_vendors": "(all)" if allowed is None else ", ".join(sorted(allowed)) or "(none)",
-        "deny_vendors": ", ".join(sorted(policy.deny_vendors)) or "(none)",
-        **{f"per_op_order.{op}": "|".join(order) for op, order in policy.per_op_order.items()},
-    }
-    return tuple(Setting(name, value, policy.origin_of(name)) for name, value in values.items())
+    rows = [Setting(name, _text(getattr(policy, name)), policy.origin_of(name)) for name in _PLAIN]
+    for name in _LISTS:
+        names = getattr(policy, name)
+        origins = {policy.origin_of(f"{name}.{each}") for each in names or ()} - {"default"}
+        origin = "; ".join(sorted(origins)) or policy.origin_of(name)
+        rows.append(Setting(name, _text(names), origin))
+    for op, order in policy.per_op_order.items():
+        setting = f"per_op_order.{op}"
+        rows.append(Setting(setting, "|".join(order), policy.origin_of(setting)))
+    for name, value in policy.compiled.items():
+        rows.append(Setting(f"compiled.{name}", _text(value), policy.origin_of("compiled")))
+    return tuple(rows)
+
+
+_PLAIN = ("prefer", "strict", "use_flagos", "oot_enabled")
+_LISTS = (
+    "allow_vendors",
+    "deny_vendors",
+    "flagos_whitelist",
+    "flagos_blacklist",
+    "oot_whitelist",
+    "oot_blacklist",
+)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "(all)"
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value)) or "(none)"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{op}={'|'.join(order)}" for op, order in value.items())
+    return str(value).lower()
 
 
 def compiled_mode(impl: OpImpl) -> str:

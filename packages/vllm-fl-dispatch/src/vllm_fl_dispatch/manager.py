@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_fl_dispatch import discovery
-from vllm_fl_dispatch.config.effective import effective_policy
+from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.contracts import check_contract
@@ -17,6 +17,7 @@ from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call, Handle, make_handle
 from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.platforms import platform_defaults
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, unknown_name
@@ -49,6 +50,7 @@ class OpManager:
         self.records: tuple[PluginRecord, ...] = ()
         self._sources = None if sources is None else tuple(sources)
         self._policy = policy
+        self._configured: SelectionPolicy | None = None
         self._built = False
         self._building = False
         self._before_build = self.registry.snapshot()
@@ -108,7 +110,16 @@ class OpManager:
         self.records = tuple(records)
         for refusal in self.registry.snapshot().refusals:
             logger.warning("%s: refused %s: %s", refusal.origin, refusal.what, refusal.reason)
+        if self._policy is None:
+            self._configured = self._configure()
         self._check_names(self.policy)
+
+    def _configure(self) -> SelectionPolicy:
+        """The policy of files and environment, with what must be said about it said once."""
+        found = effective(platform=platform_defaults(self.records))
+        for warning in found.warnings:
+            logger.warning_once(warning)
+        return found.policy
 
     def _check_names(self, policy: SelectionPolicy) -> None:
         """Names in a policy that nothing here has: a warning, or an error when strict."""
@@ -148,9 +159,13 @@ class OpManager:
     @property
     def policy(self) -> SelectionPolicy:
         """The process-wide policy (scopes come on top: `get_policy`)."""
-        if self._policy is None:
-            self._policy = effective_policy()
-        return self._policy
+        if self._policy is not None:
+            return self._policy
+        self.ensure_built()
+        if self._configured is None:
+            # Asked by a plugin while it loads: platform defaults are not known yet.
+            return effective().policy
+        return self._configured
 
     def set_policy(self, policy: SelectionPolicy | None) -> None:
         """Replace the process-wide policy; None returns to configuration."""
@@ -158,6 +173,8 @@ class OpManager:
             if policy is not None and self._built:
                 self._check_names(policy)
             self._policy = policy
+            if policy is None and self._built:
+                self._configured = self._configure()
             self._invalidate()
 
     def current_policy(self) -> SelectionPolicy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import traceback
@@ -17,7 +16,7 @@ import pluggy
 from vllm_fl_dispatch import hookspecs
 from vllm_fl_dispatch.discovery import Source
 from vllm_fl_dispatch.errors import PluginError
-from vllm_fl_dispatch.registry import OpRegistry, Registrar
+from vllm_fl_dispatch.registry import OpRegistry, Registrar, nearest
 
 #: Functions that older plugins expose instead of hooks; each takes the registry.
 LEGACY_FUNCTIONS = ("vllm_fl_register", "register_builtins", "register")
@@ -145,8 +144,8 @@ def _marked(plugin: Any) -> dict[str, Callable[..., Any]]:
 def _check_names(marked: dict[str, Callable[..., Any]]) -> None:
     for name in marked:
         if name not in _HOOKS:
-            near = difflib.get_close_matches(name, _HOOKS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(name, _HOOKS)
+            hint = f"; did you mean {near}?" if near else ""
             raise PluginError(f"{name} is not a hook{hint} known hooks: {', '.join(_HOOKS)}")
 
 

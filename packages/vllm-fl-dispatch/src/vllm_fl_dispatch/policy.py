@@ -1,70 +1,18 @@
-"""What the user wants: an immutable policy, and the words it is written in."""
+"""What the user wants: an immutable policy."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
-from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.tokens import DEFAULT_ORDERS, parse_order, parse_preference
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl
 
-#: Tokens of kinds; ``vendor:NAME`` and ``impl:ID`` name one vendor and one implementation.
-KIND_TOKENS = tuple(kind.value for kind in BackendImplKind)
-ACCEPTED_TOKENS = "flagos, vendor, vendor:NAME, reference, stock, impl:ID"
-PREFERENCES = ("flagos", "vendor", "reference")
-
-#: The order of tokens when nothing is said about an operator. `stock` concerns layers only; it
-#: stands before `reference` because vLLM's own layer is never worse, except when the reference
-#: was asked for.
-DEFAULT_ORDERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "flagos": ("flagos", "vendor", "stock", "reference"),
-        "vendor": ("vendor", "flagos", "stock", "reference"),
-        "reference": ("reference", "flagos", "vendor", "stock"),
-    }
-)
-
-_NAMED = re.compile(r"^(vendor|impl):([A-Za-z0-9_.\-]+)$")
-
-
-def parse_token(text: str, where: str = "order") -> str:
-    """Return the token in its canonical form, or raise `PolicyError` naming what is accepted."""
-    token = re.sub(r"\s*:\s*", ":", text.strip())
-    head, colon, name = token.partition(":")
-    token = head.lower() + colon + (name.lower() if head.lower() == "vendor" else name)
-    if token in KIND_TOKENS or _NAMED.match(token):
-        return token
-    raise PolicyError(f"{where}: {text!r} is not a token of an order; accepted: {ACCEPTED_TOKENS}")
-
-
-def parse_order(value: str | Iterable[str], where: str = "order") -> tuple[str, ...]:
-    """Take ``"vendor:acme|reference"`` or a list of tokens; repeated tokens count once."""
-    parts = value.split("|") if isinstance(value, str) else list(value)
-    tokens = tuple(dict.fromkeys(parse_token(part, where) for part in parts))
-    if not tokens:
-        raise PolicyError(f"{where}: an empty order; accepted: one or more of {ACCEPTED_TOKENS}")
-    return tokens
-
-
-def parse_preference(text: str, where: str = "prefer") -> str:
-    """Return one of `PREFERENCES`, or raise `PolicyError`."""
-    value = text.strip().lower()
-    if value not in PREFERENCES:
-        raise PolicyError(f"{where}: {text!r} is not accepted; accepted: {', '.join(PREFERENCES)}")
-    return value
-
-
-def token_matches(token: str, impl: OpImpl) -> bool:
-    """Does this (canonical) token stand for this implementation?"""
-    head, _, name = token.partition(":")
-    if head == "impl":
-        return name == impl.impl_id
-    if name:
-        return impl.kind is BackendImplKind.VENDOR and name == (impl.vendor or "").lower()
-    return head == impl.kind.value
+#: How the origins of shipped platform defaults begin. They yield to any preference that a user
+#: states; what a user wrote himself does not.
+PLATFORM = "platform defaults"
 
 
 @dataclass(frozen=True)
@@ -77,6 +25,13 @@ class SelectionPolicy:
         per_op_order: operator -> order of tokens. It lists all that may be tried.
         deny_vendors: vendors never used.
         allow_vendors: if not None, the only vendors used.
+        use_flagos: False excludes kind DEFAULT.
+        flagos_blacklist: operators (and ATen operators of FlagGems) that kind DEFAULT leaves out.
+        flagos_whitelist: if not None, the only operators that kind DEFAULT serves.
+        oot_enabled: False replaces no layer of vLLM.
+        oot_blacklist: operators whose layers stay vLLM's.
+        oot_whitelist: if not None, the only operators whose layers may be replaced.
+        compiled: settings that replace the ones above where vLLM compiles the model.
         origins: setting -> where its value came from; not part of the identity of a policy.
     """
 
@@ -85,18 +40,25 @@ class SelectionPolicy:
     per_op_order: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     deny_vendors: frozenset[str] = frozenset()
     allow_vendors: frozenset[str] | None = None
+    use_flagos: bool = True
+    flagos_blacklist: frozenset[str] = frozenset()
+    flagos_whitelist: frozenset[str] | None = None
+    oot_enabled: bool = True
+    oot_blacklist: frozenset[str] = frozenset()
+    oot_whitelist: frozenset[str] | None = None
+    compiled: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
         set_(self, "prefer", parse_preference(self.prefer))
-        orders = {
-            op: parse_order(order, f"order of {op}") for op, order in self.per_op_order.items()
-        }
+        orders = {op: parse_order(v, f"order of {op}") for op, v in self.per_op_order.items()}
         set_(self, "per_op_order", MappingProxyType(orders))
-        set_(self, "deny_vendors", _vendors(self.deny_vendors))
-        if self.allow_vendors is not None:
-            set_(self, "allow_vendors", _vendors(self.allow_vendors))
+        for name in ("deny_vendors", "allow_vendors"):
+            names = getattr(self, name)
+            if names is not None:
+                set_(self, name, frozenset(each.strip().lower() for each in names if each.strip()))
+        set_(self, "compiled", MappingProxyType(dict(self.compiled)))
         set_(self, "origins", MappingProxyType(dict(self.origins)))
 
     def __hash__(self) -> int:
@@ -104,15 +66,7 @@ class SelectionPolicy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Mapping proxies cannot be pickled, and a policy travels to other processes.
-        state = {
-            "prefer": self.prefer,
-            "strict": self.strict,
-            "per_op_order": dict(self.per_op_order),
-            "deny_vendors": self.deny_vendors,
-            "allow_vendors": self.allow_vendors,
-            "origins": dict(self.origins),
-        }
-        return (_rebuild, (state,))
+        return (_rebuild, (_plain_values(self),))
 
     @classmethod
     def from_dict(
@@ -125,25 +79,81 @@ class SelectionPolicy:
         origin: str = "code",
     ) -> SelectionPolicy:
         """Build a policy from plain values; every given value gets `origin`."""
-        given: dict[str, Any] = {
-            "prefer": prefer,
-            "strict": strict,
-            "per_op_order": {k: parse_order(v) for k, v in (per_op_order or {}).items()},
-            "deny_vendors": frozenset(deny_vendors or ()),
-            "allow_vendors": None if allow_vendors is None else frozenset(allow_vendors),
-        }
-        return cls().with_values(origin, **given)
+        return cls().with_values(
+            origin,
+            prefer=prefer,
+            strict=strict,
+            per_op_order={k: parse_order(v) for k, v in (per_op_order or {}).items()},
+            deny_vendors=frozenset(deny_vendors or ()),
+            allow_vendors=None if allow_vendors is None else frozenset(allow_vendors),
+        )
 
     def with_values(self, origin: str, **values: Any) -> SelectionPolicy:
-        """A copy with some settings replaced, each remembering `origin`."""
+        """A copy with some settings replaced, each remembering `origin`.
+
+        A preference that a user states makes the orders of shipped platform defaults yield, and
+        any setting makes the same setting of their `compiled` section yield.
+        """
         origins = dict(self.origins)
+        if origin.startswith(PLATFORM) is False:
+            values = self._with_yielding_defaults(values)
         for name, value in values.items():
-            if name == "per_op_order":
-                origins = {k: v for k, v in origins.items() if not k.startswith("per_op_order.")}
-                origins.update({f"per_op_order.{op}": origin for op in value})
-            else:
-                origins[name] = origin
+            if isinstance(value, Mapping | frozenset):
+                kept = {f"{name}.{key}": origins.get(f"{name}.{key}") for key in value}
+                origins = {k: v for k, v in origins.items() if not k.startswith(f"{name}.")}
+                old = getattr(self, name)
+                for key in value:
+                    same = isinstance(value, Mapping) and (old or {}).get(key) == value[key]
+                    known = kept[f"{name}.{key}"] if same else None
+                    origins[f"{name}.{key}"] = known or origin
+            origins[name] = origin
         return replace(self, **values, origins=origins)
+
+    def with_orders(self, origin: str, orders: Mapping[str, tuple[str, ...]]) -> SelectionPolicy:
+        """A copy with the orders of some operators replaced; those of others stay."""
+        changed = self.with_values(origin, per_op_order={**self.per_op_order, **orders})
+        given = dict.fromkeys((f"per_op_order.{op}" for op in orders), origin)
+        return replace(changed, origins={**changed.origins, **given})
+
+    def with_names(self, origin: str, setting: str, names: frozenset[str]) -> SelectionPolicy:
+        """A copy with names added to a list; those that were there keep their origin."""
+        before = getattr(self, setting) or frozenset()
+        kept = {f"{setting}.{name}": self.origin_of(f"{setting}.{name}") for name in before}
+        changed = self.with_values(origin, **{setting: before | names})
+        return replace(changed, origins={**changed.origins, **kept})
+
+    def _with_yielding_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        changed = dict(values)
+        if "prefer" in values and "per_op_order" not in values:
+            kept = {
+                op: order
+                for op, order in self.per_op_order.items()
+                if not self.origin_of(f"per_op_order.{op}").startswith(PLATFORM)
+            }
+            if kept != dict(self.per_op_order):
+                changed["per_op_order"] = kept
+        if "compiled" not in values and self.origin_of("compiled").startswith(PLATFORM):
+            compiled = {k: v for k, v in self.compiled.items() if k not in values}
+            if "prefer" in values:
+                compiled.pop("per_op_order", None)
+            elif "per_op_order" in values and "per_op_order" in compiled:
+                orders = compiled["per_op_order"]
+                compiled["per_op_order"] = {
+                    op: order for op, order in orders.items() if op not in values["per_op_order"]
+                }
+            if compiled != dict(self.compiled):
+                changed["compiled"] = compiled
+        return changed
+
+    def for_mode(self, compiled: bool) -> SelectionPolicy:
+        """The policy for a model that vLLM compiles, or runs eagerly."""
+        if not compiled or not self.compiled:
+            return self
+        values = dict(self.compiled)
+        if "per_op_order" in values:
+            values["per_op_order"] = {**self.per_op_order, **values["per_op_order"]}
+        origin = f"compiled section of {self.origin_of('compiled')}"
+        return replace(self, compiled={}).with_values(origin, **values)
 
     def order_for(self, op_name: str, group: str | None = None) -> tuple[tuple[str, ...], str]:
         """The order of tokens for an operator, and which setting it came from."""
@@ -157,25 +167,55 @@ class SelectionPolicy:
         """Where the value of a setting came from, e.g. ``environment VLLM_FL_PREFER``."""
         return self.origins.get(setting, "default")
 
-    def vendor_objection(self, vendor: str) -> tuple[str, str] | None:
-        """(``denied`` | ``not allowed``, origin) if the lists exclude this vendor."""
-        name = vendor.lower()
-        if name in self.deny_vendors:
-            return "denied", self.origin_of("deny_vendors")
-        if self.allow_vendors is not None and name not in self.allow_vendors:
-            return "not allowed", self.origin_of("allow_vendors")
+    def objection(self, impl: OpImpl, names: Iterable[str] = ()) -> tuple[str, str] | None:
+        """(``denied`` | ``not allowed``, why) if the lists exclude an implementation.
+
+        Args:
+            names: names under which lists may speak of its operator: its own and its group's.
+        """
+        if impl.kind is BackendImplKind.VENDOR and impl.vendor:
+            return self._excluded("vendor", [impl.vendor.lower()], "deny_vendors", "allow_vendors")
+        if impl.kind is BackendImplKind.DEFAULT:
+            if not self.use_flagos:
+                return "denied", f"FlagGems is switched off by {self.origin_of('use_flagos')}"
+            listed = list(names) or [impl.op_name]
+            return self._excluded("operator", listed, "flagos_blacklist", "flagos_whitelist")
+        return None
+
+    def layer_objection(self, names: Iterable[str]) -> str | None:
+        """Why the layers of an operator stay vLLM's, if the out-of-tree lists say so."""
+        if not self.oot_enabled:
+            return f"layers are left alone by {self.origin_of('oot_enabled')}"
+        found = self._excluded("operator", list(names), "oot_blacklist", "oot_whitelist")
+        return None if found is None else found[1]
+
+    def _excluded(
+        self, what: str, names: list[str], never: str, only: str
+    ) -> tuple[str, str] | None:
+        denied, allowed = getattr(self, never), getattr(self, only)
+        for name in names:
+            if name in denied:
+                origin = self.origins.get(f"{never}.{name}") or self.origin_of(never)
+                return "denied", f"{what} {name} is denied by {origin}"
+        if allowed is not None and not any(name in allowed for name in names):
+            return "not allowed", f"{what} {names[0]} is not allowed by {self.origin_of(only)}"
         return None
 
     def identity(self) -> tuple[Any, ...]:
         """All that changes a selection, as plain values in a fixed order."""
-        allowed = None if self.allow_vendors is None else tuple(sorted(self.allow_vendors))
-        orders = tuple(sorted(self.per_op_order.items()))
-        return (self.prefer, self.strict, orders, tuple(sorted(self.deny_vendors)), allowed)
+        return tuple(_frozen(getattr(self, f.name)) for f in fields(self) if f.name != "origins")
 
 
-def _vendors(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in names if name.strip())
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _frozen(each)) for key, each in value.items()))
+    return tuple(sorted(value)) if isinstance(value, frozenset) else value
 
 
-def _rebuild(state: Mapping[str, Any]) -> SelectionPolicy:
-    return SelectionPolicy(**cast("Any", state))
+def _plain_values(policy: SelectionPolicy) -> dict[str, Any]:
+    values = {f.name: getattr(policy, f.name) for f in fields(policy)}
+    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+
+
+def _rebuild(values: Mapping[str, Any]) -> SelectionPolicy:
+    return SelectionPolicy(**values)

@@ -171,9 +171,15 @@ class Registrar:
         self._registry.refuse(Refusal(what, reason, self._origin))
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like this one, or ""."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return found[0] if found else ""
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """``unknown operator 'rms_nrom'; did you mean 'rms_norm'? known: ...``."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    hint = f" did you mean {near!r}?" if near else ""
     return f"unknown {what} {name!r};{hint} known: {', '.join(known) or '(none)'}"

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_fl_dispatch.policy import SelectionPolicy, token_matches
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.tokens import token_matches
+from vllm_fl_dispatch.types import OpImpl, OpSpec, Query, Verdict
 
 
 class Outcome(str, enum.Enum):
@@ -132,11 +133,12 @@ def resolve(
     """
     order, origin = policy.order_for(spec.name, spec.group)
     impls = sorted(candidates, key=lambda impl: (impl.priority, impl.impl_id), reverse=True)
-    first, note = _decide(impls, policy, facts, order), ""
+    names = tuple(name for name in (spec.name, spec.group) if name is not None)
+    first, note = [_decide_one(impl, policy, facts, order, names) for impl in impls], ""
     inherited = spec.group in policy.per_op_order and spec.name not in policy.per_op_order
     if inherited and not policy.strict and not any(d.accepted for d in first):
         order = (*order, "stock", "reference")
-        first = _decide(impls, policy, facts, order)
+        first = [_decide_one(impl, policy, facts, order, names) for impl in impls]
         note = (
             f"{spec.name} inherits the order of {spec.group}, which leaves it without an "
             "implementation; stock and reference were appended"
@@ -150,26 +152,21 @@ def resolve(
     return Resolution(spec.name, order, origin, tuple(decisions), facts.query, note)
 
 
-def _decide(
-    impls: Iterable[OpImpl], policy: SelectionPolicy, facts: Facts, order: tuple[str, ...]
-) -> list[Decision]:
-    return [_decide_one(impl, policy, facts, order) for impl in impls]
-
-
 def _decide_one(
-    impl: OpImpl, policy: SelectionPolicy, facts: Facts, order: tuple[str, ...]
+    impl: OpImpl,
+    policy: SelectionPolicy,
+    facts: Facts,
+    order: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> Decision:
     token = next((t for t in order if token_matches(t, impl)), None)
 
     def no(outcome: Outcome, reason: str) -> Decision:
         return Decision(impl, outcome, reason, token)
 
-    if impl.kind is BackendImplKind.VENDOR and impl.vendor:
-        objection = policy.vendor_objection(impl.vendor)
-        if objection:
-            return no(
-                Outcome(objection[0]), f"vendor {impl.vendor} is {objection[0]} by {objection[1]}"
-            )
+    objection = policy.objection(impl, names)
+    if objection is not None:
+        return no(Outcome(objection[0]), objection[1])
     if token is None:
         return no(Outcome.NOT_IN_ORDER, f"no token of {'|'.join(order)} names it")
     if facts.batch_invariant and not impl.batch_invariant:

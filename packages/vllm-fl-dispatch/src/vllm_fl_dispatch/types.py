@@ -78,9 +78,11 @@ class Origin:
 class DeviceSpec:
     """What a backend knows about its device, as data.
 
-    Source of the names: `vllm.platforms.interface.Platform`.
+    `platform` names the defaults that a backend ships (``cuda``, ``ascend``). Source of the other
+    names: `vllm.platforms.interface.Platform`.
     """
 
+    platform: str
     device_type: str
     vendor: str
     dispatch_key: str

@@ -1,21 +1,28 @@
-"""Every environment variable of the core, as a table, and the policy that they spell."""
+"""Every environment variable of the core, as a table, and the settings that they spell."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_fl_dispatch.config.values import parse_bool, parse_names, parse_per_op
-from vllm_fl_dispatch.policy import SelectionPolicy, parse_preference
+from vllm_fl_dispatch.config.values import parse_bool, parse_names, parse_op_config, parse_per_op
+from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.registry import nearest
+from vllm_fl_dispatch.tokens import parse_preference
 
 PREFIX = "VLLM_FL_"
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One documented variable; `setting` is the policy field it sets, if any."""
+    """One documented variable.
+
+    `parse` takes (text, name of the variable) and raises PolicyError; `setting` is the field of
+    `SelectionPolicy` that its value replaces, if it is that simple.
+    """
 
     name: str
     help: str
@@ -23,7 +30,7 @@ class Variable:
     setting: str | None = None
 
 
-def _allowed(text: str, _where: str) -> frozenset[str]:
+def _names(text: str, _where: str) -> frozenset[str]:
     return frozenset(parse_names(text))
 
 
@@ -31,26 +38,38 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PREFER_ENABLED", "0 leaves vLLM untouched", parse_bool),
     Variable("VLLM_FL_ENABLED", "same as VLLM_FL_PREFER_ENABLED", parse_bool),
     Variable("VLLM_FL_CONFIG", "path of a YAML policy; replaces all other settings"),
-    Variable(
-        "VLLM_FL_PREFER",
-        "kind that comes first: flagos, vendor, reference",
-        lambda text, where: parse_preference(text, where),
-        "prefer",
-    ),
+    Variable("VLLM_FL_PLATFORM", "whose platform defaults apply; by default what is detected"),
+    Variable("VLLM_FL_PREFER", "flagos, vendor or reference", parse_preference, "prefer"),
     Variable("VLLM_FL_STRICT", "1: errors instead of fallback", parse_bool, "strict"),
-    Variable("VLLM_FL_PER_OP", "op1=token|token;op2=token", parse_per_op, "per_op_order"),
-    Variable("VLLM_FL_ALLOW_VENDORS", "only these vendors, comma list", _allowed, "allow_vendors"),
-    Variable("VLLM_FL_DENY_VENDORS", "never these vendors, comma list", _allowed, "deny_vendors"),
-    Variable("VLLM_FL_OOT_ENABLED", "0: replace no vLLM layer", parse_bool),
-    Variable("VLLM_FL_OOT_WHITELIST", "operators whose layers may be replaced, comma list"),
-    Variable("VLLM_FL_OOT_BLACKLIST", "operators whose layers stay vLLM's, comma list"),
+    Variable("VLLM_FL_OP_CONFIG", "JSON or its path, operator to kind; see VLLM_FL_PER_OP",
+             parse_op_config),
+    Variable("VLLM_FL_PER_OP", "op1=token|token;op2=token", parse_per_op),
+    Variable("VLLM_FL_ALLOW_VENDORS", "only these vendors, comma list", _names, "allow_vendors"),
+    Variable("VLLM_FL_DENY_VENDORS", "never these vendors, comma list", _names, "deny_vendors"),
+    Variable("USE_FLAGGEMS", "0: never FlagGems", parse_bool, "use_flagos"),
+    Variable("VLLM_FL_FLAGOS_WHITELIST", "only these operators by FlagGems, comma list",
+             _names, "flagos_whitelist"),
+    Variable("VLLM_FL_FLAGOS_BLACKLIST", "these operators never by FlagGems; replaces the list of "
+             "the platform defaults", _names, "flagos_blacklist"),
+    Variable("VLLM_FL_FLAGOS_BLACKLIST_APPEND", "the same, added to that list", _names),
+    Variable("VLLM_FL_OOT_ENABLED", "0: replace no vLLM layer", parse_bool, "oot_enabled"),
+    Variable("VLLM_FL_OOT_WHITELIST", "operators whose layers may be replaced, comma list",
+             _names, "oot_whitelist"),
+    Variable("VLLM_FL_OOT_BLACKLIST", "operators whose layers stay vLLM's, comma list",
+             _names, "oot_blacklist"),
     Variable("VLLM_FL_PLUGIN_MODULES", "modules to load as plugins, comma list"),
     Variable("VLLM_FL_DISABLED_PLUGINS", "plugins not even imported, comma list"),
     Variable("VLLM_FL_REPORT", "folder for the record of what ran"),
     Variable("VLLM_FL_LOG_LEVEL", "DEBUG, INFO, WARNING or ERROR"),
+    Variable("VLLM_FL_DISPATCH_DEBUG", "1: log the whole resolution at each binding", parse_bool),
     Variable("VLLM_FL_FINGERPRINT", "computed: identity of the selection; do not set"),
-)
-BY_NAME: Mapping[str, Variable] = {variable.name: variable for variable in VARIABLES}
+)  # fmt: skip
+#: What a policy file replaces.
+POLICY_VARIABLES = frozenset(
+    variable.name
+    for variable in VARIABLES
+    if variable.setting or variable.parse in (parse_per_op, parse_op_config)
+) | {"VLLM_FL_FLAGOS_BLACKLIST_APPEND", "VLLM_FL_PLATFORM"}
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -72,15 +91,52 @@ def enabled(environ: Mapping[str, str] | None = None) -> bool:
     )
 
 
-def policy_from_environment(
-    base: SelectionPolicy | None = None, environ: Mapping[str, str] | None = None
+def unknown_variables(environ: Mapping[str, str] | None = None) -> Iterator[tuple[str, str]]:
+    """(name, nearest known name or "") of every VLLM_FL_* variable that nothing here reads."""
+    known = {variable.name for variable in VARIABLES}
+    for name in sorted(os.environ if environ is None else environ):
+        if name.startswith(PREFIX) and name not in known:
+            yield name, nearest(name, known)
+
+
+def with_environment(
+    base: SelectionPolicy, environ: Mapping[str, str] | None = None
 ) -> SelectionPolicy:
-    """`base` with every setting that a variable gives replaced (not merged) by its value."""
-    policy = base or SelectionPolicy()
+    """`base` with every setting that a variable gives replaced (not merged) by its value.
+
+    Raises:
+        PolicyError: a wrong value, or two variables that exclude each other.
+    """
+    policy = base
     for variable in VARIABLES:
         text = read(variable.name, environ)
         if text is None or variable.setting is None or variable.parse is None:
             continue
         value = variable.parse(text, variable.name)
         policy = policy.with_values(f"environment {variable.name}", **{variable.setting: value})
+    return _with_lists(_with_orders(policy, environ), environ)
+
+
+def _with_orders(policy: SelectionPolicy, environ: Mapping[str, str] | None) -> SelectionPolicy:
+    """`VLLM_FL_PER_OP` speaks per operator, and before `VLLM_FL_OP_CONFIG`."""
+    readers: tuple[tuple[str, Callable[[str, str], Any]], ...] = (
+        ("VLLM_FL_OP_CONFIG", parse_op_config),
+        ("VLLM_FL_PER_OP", parse_per_op),
+    )
+    for name, parse in readers:
+        text = read(name, environ)
+        if text is not None:
+            policy = policy.with_orders(f"environment {name}", parse(text, name))
     return policy
+
+
+def _with_lists(policy: SelectionPolicy, environ: Mapping[str, str] | None) -> SelectionPolicy:
+    for kind in ("FLAGOS", "OOT"):
+        both = [f"VLLM_FL_{kind}_WHITELIST", f"VLLM_FL_{kind}_BLACKLIST"]
+        if all(read(name, environ) is not None for name in both):
+            raise PolicyError(f"{both[0]} and {both[1]} exclude each other; set one of them")
+    name = "VLLM_FL_FLAGOS_BLACKLIST_APPEND"
+    text = read(name, environ)
+    if text is None:
+        return policy
+    return policy.with_names(f"environment {name}", "flagos_blacklist", _names(text, name))

@@ -1,7 +1,8 @@
-"""The YAML file: its shape, and the policy that it spells."""
+"""The YAML file: its shape, and the settings that it spells."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,32 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vllm_fl_dispatch.config.values import parse_bool
 from vllm_fl_dispatch.errors import PolicyError
-from vllm_fl_dispatch.policy import SelectionPolicy, parse_order, parse_preference
+from vllm_fl_dispatch.registry import nearest
+from vllm_fl_dispatch.tokens import parse_order, parse_preference
+
+_NAMES = ("allow_vendors", "deny_vendors", "flagos_blacklist", "flagos_whitelist",
+          "oot_blacklist", "oot_whitelist")  # fmt: skip
 
 
-class PolicyFile(BaseModel):
-    """A policy in YAML. All keys are optional."""
+class Settings(BaseModel):
+    """Settings of a policy. All keys are optional."""
 
     model_config = ConfigDict(extra="forbid")
 
     prefer: str = Field("flagos", description="kind that comes first: flagos, vendor, reference")
     strict: bool = Field(False, description="errors instead of fallback")
     allow_vendors: list[str] | None = Field(None, description="the only vendors used")
-    deny_vendors: list[str] = Field(default_factory=list, description="vendors never used")
+    deny_vendors: list[str] = Field([], description="vendors never used")
     op_backends: dict[str, list[str]] = Field(
-        default_factory=dict, description="operator -> tokens in order, a list or 'a|b'"
+        {}, description="operator -> tokens in order, a list or 'a|b'"
+    )
+    flagos_blacklist: list[str] = Field([], description="operators that FlagGems leaves out")
+    flagos_whitelist: list[str] | None = Field(
+        None, description="the only operators that FlagGems serves"
+    )
+    oot_blacklist: list[str] = Field([], description="operators whose layers stay vLLM's")
+    oot_whitelist: list[str] | None = Field(
+        None, description="the only operators whose layers are replaced"
     )
 
     @field_validator("prefer", mode="before")
@@ -31,7 +44,7 @@ class PolicyFile(BaseModel):
     def _prefer(cls, value: object) -> str:
         if not isinstance(value, str):
             raise ValueError(
-                f"{value!r} is not text (YAML reads a bare off/on as a switch: quote it)"
+                f"{value!r} is not text (YAML reads a bare off or on as a switch: quote it)"
             )
         return parse_preference(value)
 
@@ -45,7 +58,37 @@ class PolicyFile(BaseModel):
     def _orders(cls, value: object) -> object:
         if not isinstance(value, dict):
             raise ValueError("expected a mapping: operator -> list of tokens")
-        return {op: list(parse_order(order, str(op))) for op, order in value.items()}
+        for op, order in value.items():
+            if not isinstance(order, str | list) or not all(isinstance(t, str) for t in order):
+                raise ValueError(f"{op}: expected a list of tokens or 'a|b', found {order!r}")
+        return {str(op): list(parse_order(order, str(op))) for op, order in value.items()}
+
+    def values(self) -> dict[str, Any]:
+        """The given settings, as `SelectionPolicy` names and types them."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
+        for name in _NAMES:
+            if given.get(name) is not None:
+                given[name] = frozenset(given[name])
+        if "op_backends" in given:
+            given["per_op_order"] = {op: tuple(v) for op, v in given.pop("op_backends").items()}
+        return given
+
+
+class PolicyFile(Settings):
+    """A policy in YAML."""
+
+    compiled: Settings | None = Field(
+        None, description="settings that replace the others where vLLM compiles the model"
+    )
+
+    def values(self) -> dict[str, Any]:
+        """The given settings, with those of `compiled` as a mapping."""
+        given = super().values()
+        if given.get("compiled") is not None:
+            given["compiled"] = given["compiled"].values()
+        else:
+            given.pop("compiled", None)
+        return given
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -54,19 +97,22 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise PolicyError(f"line {line}: a key must be a word, found {key!r}")
             if key in seen:
-                line = key_node.start_mark.line + 1
                 raise PolicyError(f"line {line}: the key {key!r} is there twice")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-def read_policy_file(path: Path) -> PolicyFile:
-    """Read and check a YAML policy; an empty file is the default policy.
+def read_settings(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read and check a YAML policy: (settings, warnings). An empty file has no settings.
 
     Raises:
-        PolicyError: missing or unreadable file, bad YAML, unknown key, wrong shape or value.
+        PolicyError: missing or unreadable file, bad YAML, wrong shape or value; an unknown key
+            where the file is strict.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -76,47 +122,45 @@ def read_policy_file(path: Path) -> PolicyFile:
         data = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506  # a SafeLoader
     except PolicyError as error:
         raise PolicyError(f"{path}, {error}") from None
-    except yaml.YAMLError as error:
+    # Beside YAMLError the loader lets out what a scalar's type raises, such as a date of month 13.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise PolicyError(f"{path} is not valid YAML: {error}") from error
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise PolicyError(
-            f"{path}: expected keys ({', '.join(PolicyFile.model_fields)}), "
-            f"found {type(data).__name__}"
-        )
+    return checked_settings({} if data is None else data, str(path), text)
+
+
+def checked_settings(data: object, where: str, text: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Check settings that are already a mapping: (settings, warnings). See `read_settings`."""
+    keys = ", ".join(PolicyFile.model_fields)
+    if not isinstance(data, Mapping):
+        raise PolicyError(f"{where}: expected keys ({keys}), found {type(data).__name__}")
+    known, warnings = dict(data), []
+    for section, fields in ((known, PolicyFile.model_fields),
+                            (known.get("compiled"), Settings.model_fields)):  # fmt: skip
+        if not isinstance(section, dict):
+            continue
+        for key in [key for key in section if key not in fields]:
+            hint = nearest(str(key), fields)
+            place = f"{where}:{line}" if (line := _line_of(text, str(key))) else where
+            warnings.append(
+                f"{place}: unknown key {key!r} is ignored"
+                f"{f'; did you mean {hint!r}?' if hint else ''}; accepted: {', '.join(fields)}"
+            )
+            del section[key]
     try:
-        return PolicyFile.model_validate(data)
+        settings = PolicyFile.model_validate(known)
     except ValidationError as error:
-        raise PolicyError(_explain(path, text, error)) from None
+        raise PolicyError(_explain(where, text, error)) from None
+    if warnings and settings.strict:
+        raise PolicyError("\n".join(warnings))
+    return settings.values(), warnings
 
 
-def policy_from_config(path: str | Path) -> SelectionPolicy:
-    """The policy that a YAML file spells; see `PolicyFile` for its keys."""
-    path = Path(path)
-    given = read_policy_file(path)
-    values: dict[str, Any] = {name: getattr(given, name) for name in given.model_fields_set}
-    if "op_backends" in values:
-        values["per_op_order"] = {op: tuple(v) for op, v in values.pop("op_backends").items()}
-    if values.get("allow_vendors") is not None:
-        values["allow_vendors"] = frozenset(values["allow_vendors"])
-    if "deny_vendors" in values:
-        values["deny_vendors"] = frozenset(values["deny_vendors"])
-    return SelectionPolicy().with_values(f"file {path}", **values)
-
-
-def _explain(path: Path, text: str, error: ValidationError) -> str:
+def _explain(where: str, text: str, error: ValidationError) -> str:
     lines = []
     for item in error.errors():
-        location = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        location = ".".join(str(part) for part in item["loc"])
         line = _line_of(text, str(item["loc"][0])) if item["loc"] else None
-        where = f"{path}:{line}" if line else str(path)
-        hint = (
-            f"; accepted keys: {', '.join(PolicyFile.model_fields)}"
-            if item["type"] == "extra_forbidden"
-            else ""
-        )
-        lines.append(f"{where}: {location}: {item['msg']}{hint}")
+        lines.append(f"{where}{f':{line}' if line else ''}: {location}: {item['msg']}")
     return "\n".join(lines)
 
 

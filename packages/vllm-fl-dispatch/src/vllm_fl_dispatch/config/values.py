@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from vllm_fl_dispatch.errors import PolicyError
-from vllm_fl_dispatch.policy import parse_order
+from vllm_fl_dispatch.tokens import DEFAULT_ORDERS, parse_order, parse_preference
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -47,3 +50,28 @@ def parse_per_op(text: str, where: str) -> dict[str, tuple[str, ...]]:
             raise PolicyError(f"{where}: {name!r} is named twice")
         orders[name] = parse_order(order, f"{where}, {name}")
     return orders
+
+
+def parse_op_config(text: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Read ``{"rms_norm": "vendor"}``, or a path to a file with that: the kind that comes first.
+
+    Raises:
+        PolicyError: not readable, not JSON, not an object, or a kind that does not exist.
+    """
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text.strip()).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PolicyError(
+                f"{where}: neither a JSON object nor a readable file: {error}"
+            ) from error
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise PolicyError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise PolicyError(f"{where}: expected an object, operator to kind; found {data!r}")
+    return {
+        str(op): DEFAULT_ORDERS[parse_preference(str(kind), f"{where}, {op}")]
+        for op, kind in data.items()
+    }

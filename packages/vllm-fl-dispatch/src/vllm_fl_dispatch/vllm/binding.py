@@ -65,10 +65,12 @@ class Binder:
         manager = self._manager
         spec = manager.registry.spec(op_name)
         own = OpImpl(op_name, "stock", BackendImplKind.STOCK)
-        if self._off:
+        policy = manager.current_policy().for_mode(self._compiled)
+        names = [name for name in (spec.name, spec.group) if name is not None]
+        if self._off or policy.layer_objection(names):
             return self._stock(own, stock)
         while True:
-            resolution = manager.resolve(op_name, query=query, stock=True)
+            resolution = manager.resolve(op_name, query=query, policy=policy, stock=True)
             impl = resolution.selected
             if impl is None:
                 return self._stock(self._nothing_left(resolution, own), stock)
@@ -80,7 +82,9 @@ class Binder:
         manager.announce(spec, resolution, impl)
         if self._compiled:
             return self._compiled_call(spec, impl, fn, native)
-        slot = manager.new_slot(spec, query=query, stock=stock)
+        # The policy of an open scope stays with the layer; the process-wide one is followed.
+        own_policy = None if policy is manager.policy else policy
+        slot = manager.new_slot(spec, query=query, policy=own_policy, stock=stock)
         slot.bind()
         return Bound(slot.call if options else slot.plain_call, impl, "eager")
 

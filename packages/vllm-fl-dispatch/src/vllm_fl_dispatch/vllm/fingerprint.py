@@ -13,15 +13,21 @@ VARIABLE = "VLLM_FL_FINGERPRINT"
 
 
 def selection(manager: OpManager) -> dict[str, list[str]]:
-    """Operator -> implementations in the order they are tried, each with its version."""
+    """operator, in either mode -> implementations as they are tried, each with its version."""
     manager.ensure_built()
-    return {
-        op: [
-            f"{impl.impl_id}@{impl.origin.version if impl.origin else ''}"
-            for impl in manager.resolve(op, stock=True).accepted
-        ]
-        for op in manager.registry.op_names()
-    }
+    policy = manager.current_policy()
+    found = {}
+    for op in manager.registry.op_names():
+        names = [name for name in (op, manager.registry.spec(op).group) if name is not None]
+        for compiled in (False, True):
+            own = policy.for_mode(compiled)
+            accepted = manager.resolve(op, policy=own, stock=True).accepted
+            found[f"{op}{' compiled' if compiled else ''}"] = (
+                ["stock"]
+                if own.layer_objection(names)
+                else [f"{i.impl_id}@{i.origin.version if i.origin else ''}" for i in accepted]
+            )
+    return found
 
 
 def fingerprint(manager: OpManager) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.config import environment
-from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.types import BackendImplKind
@@ -18,7 +17,7 @@ def activate() -> list[str]:
     Idempotent. Returns the names of the classes that are replaced now. A class that another
     plugin has replaced is left to it.
     """
-    if not environment.enabled() or not environment.switch("VLLM_FL_OOT_ENABLED", True):
+    if not environment.enabled():
         return []
     manager = get_default_manager()
     manager.ensure_built()
@@ -51,13 +50,18 @@ def activate() -> list[str]:
 
 def _wanted(manager: OpManager, op: str) -> bool:
     """Shall layers with this operator be replaced?"""
-    only = environment.read("VLLM_FL_OOT_WHITELIST")
-    never = environment.read("VLLM_FL_OOT_BLACKLIST")
-    if only is not None and op not in parse_names(only):
+    policy = manager.current_policy()
+    group = manager.registry.spec(op).group
+    if policy.layer_objection([op, *([group] if group else [])]):
         return False
-    if never is not None and op in parse_names(never):
-        return False
-    selected = manager.resolve(op, stock=True).selected
     # A report shows vLLM's own layers as well, so they are replaced in order to be seen.
-    is_stock = selected is None or selected.kind is BackendImplKind.STOCK
-    return manager.report.enabled or not is_stock
+    if manager.report.enabled:
+        return True
+    return any(_is_dispatched(manager, op, compiled) for compiled in (False, True))
+
+
+def _is_dispatched(manager: OpManager, op: str, compiled: bool) -> bool:
+    """Does the policy choose something other than vLLM's own layer in this mode?"""
+    policy = manager.current_policy().for_mode(compiled)
+    selected = manager.resolve(op, policy=policy, stock=True).selected
+    return selected is not None and selected.kind is not BackendImplKind.STOCK

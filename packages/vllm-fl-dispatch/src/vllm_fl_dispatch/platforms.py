@@ -1,0 +1,68 @@
+"""Which platform this is, and the policy defaults that a backend ships for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_fl_dispatch.config import environment
+from vllm_fl_dispatch.config.effective import PlatformDefaults
+from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.plugins import PluginRecord
+from vllm_fl_dispatch.types import DeviceSpec
+
+logger = get_logger(__name__)
+
+
+def devices(records: Iterable[PluginRecord]) -> list[tuple[PluginRecord, DeviceSpec]]:
+    """The devices that loaded plugins describe, in the order of the plugins."""
+    found = []
+    for record in records:
+        spec = ask(record, "vllm_fl_device")
+        if isinstance(spec, DeviceSpec):
+            found.append((record, spec))
+    return found
+
+
+def platform_defaults(records: Iterable[PluginRecord]) -> PlatformDefaults | None:
+    """The defaults for `VLLM_FL_PLATFORM`, or for the first device that a plugin finds."""
+    records = tuple(records)
+    wanted = environment.read("VLLM_FL_PLATFORM")
+    if wanted is not None:
+        wanted = wanted.strip().lower()
+        found = _ask_all(records, wanted)
+        if found is None:
+            known = [record.name for record in records if "vllm_fl_platform_config" in record.hooks]
+            logger.warning_once(
+                f"VLLM_FL_PLATFORM={wanted}: no backend ships defaults for this platform, none "
+                f"apply; backends with defaults: {', '.join(known) or '(none)'}. Another one is "
+                "added by a plugin with the hook vllm_fl_platform_config."
+            )
+        return found
+    for _, spec in devices(records):
+        found = _ask_all(records, spec.platform)
+        if found is not None:
+            return found
+    return None
+
+
+def ask(record: PluginRecord, hook: str, **arguments: Any) -> Any:
+    """Call one hook of one plugin; what it raises is a warning, and None comes back."""
+    if hook not in record.hooks:
+        return None
+    try:
+        return getattr(record.plugin, hook)(**arguments)
+    # A plugin may raise anything; the others must still be asked.
+    except Exception as error:  # noqa: BLE001
+        logger.warning_once(
+            f"{hook} of {record.source.origin} raised {type(error).__name__}: {error}"
+        )
+        return None
+
+
+def _ask_all(records: tuple[PluginRecord, ...], platform: str) -> PlatformDefaults | None:
+    for record in records:
+        settings = ask(record, "vllm_fl_platform_config", platform=platform)
+        if settings is not None:
+            return PlatformDefaults(platform, settings, str(record.source.origin))
+    return None
