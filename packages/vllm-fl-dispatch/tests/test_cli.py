@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from vllm_fl_dispatch import SelectionPolicy, Verdict
-from vllm_fl_dispatch.cli import demo, explain, main, ops, plugins  # noqa: F401  # they register
+from vllm_fl_dispatch.cli import config, demo, explain, main, ops, plugins  # noqa: F401  # they register
 from vllm_fl_dispatch.cli.app import app
 
 from .conftest import impl
@@ -106,3 +107,32 @@ def test_a_demo_without_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     result = RUNNER.invoke(app, ["demo", "--model", "nowhere"])
     assert result.exit_code != 0
     assert "vllm" in str(result.exception)
+
+
+def test_config_show_names_the_origin_of_every_value() -> None:
+    settings = {s["name"]: s for s in as_json("config", "show")["settings"]}
+    assert settings["deny_vendors"] == {
+        "name": "deny_vendors",
+        "value": "zeta",
+        "origin": "environment VLLM_FL_DENY_VENDORS",
+    }
+    assert settings["prefer"]["origin"] == "default"
+
+
+def test_config_check_tells_a_right_file_from_a_wrong_one(tmp_path: Any) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("op_backends: {silu_and_mul: vendor:acme|reference}\n")
+    assert as_json("config", "check", str(path))["warnings"] == []
+    path.write_text("op_backends: {silu_and_mull: flagos}\ncompiledd: {}\n")
+    result = RUNNER.invoke(app, ["config", "check", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "unknown key 'compiledd'" in result.output
+    assert "did you mean 'silu_and_mul'" in result.output
+
+
+def test_the_published_schema_is_the_one_of_the_code() -> None:
+    published = Path(__file__).parents[3] / "docs" / "policy.schema.json"
+    printed = RUNNER.invoke(app, ["config", "schema"]).stdout
+    assert json.loads(printed) == json.loads(published.read_text()), (
+        "run: vllm-fl config schema > docs/policy.schema.json"
+    )

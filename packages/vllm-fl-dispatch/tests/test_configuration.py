@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from vllm_fl_dispatch import PolicyError, SelectionPolicy, policy_from_config
+from vllm_fl_dispatch import (
+    DeviceSpec,
+    OpManager,
+    PolicyError,
+    SelectionPolicy,
+    hookimpl,
+    policy_from_config,
+)
 from vllm_fl_dispatch.config import environment
-from vllm_fl_dispatch.config.effective import effective
+from vllm_fl_dispatch.config.effective import PlatformDefaults, effective
 
 
 def policy_of(environ: dict[str, str]) -> SelectionPolicy:
@@ -100,3 +111,207 @@ def test_a_missing_file_that_the_user_named_is_an_error(tmp_path: Path) -> None:
         policy_of({"VLLM_FL_CONFIG": str(tmp_path / "nowhere.yaml")})
     with pytest.raises(PolicyError, match="cannot read the policy file"):
         policy_from_config(tmp_path)
+
+
+PLATFORM = PlatformDefaults(
+    "acme",
+    {
+        "prefer": "vendor",
+        "op_backends": {"rms_norm": "stock|vendor:acme", "silu_and_mul": "vendor:acme"},
+        "flagos_blacklist": ["mm", "to_copy"],
+        "compiled": {"op_backends": {"rms_norm": "stock"}},
+    },
+    "vllm-fl-acme 1.0",
+)
+SHIPPED = "platform defaults acme of vllm-fl-acme 1.0"
+
+
+def on_platform(**environ: str) -> SelectionPolicy:
+    return effective(environ, PLATFORM).policy
+
+
+def test_platform_defaults_stand_below_the_environment() -> None:
+    policy = on_platform(VLLM_FL_PER_OP="silu_and_mul=reference")
+    assert policy.prefer == "vendor"
+    assert policy.per_op_order == {
+        "rms_norm": ("stock", "vendor:acme"),
+        "silu_and_mul": ("reference",),
+    }
+    assert policy.origin_of("prefer") == SHIPPED
+    assert policy.origin_of("per_op_order.rms_norm") == SHIPPED
+    assert policy.origin_of("per_op_order.silu_and_mul") == "environment VLLM_FL_PER_OP"
+
+
+def test_a_preference_of_the_user_makes_shipped_orders_yield() -> None:
+    policy = on_platform(VLLM_FL_PREFER="reference")
+    assert policy.per_op_order == {}
+    assert policy.for_mode(compiled=True).per_op_order == {}
+    scoped = on_platform().with_values("scope", prefer="reference")
+    assert scoped.per_op_order == {}
+
+
+def test_a_preference_does_not_touch_orders_that_the_user_gave() -> None:
+    policy = on_platform(VLLM_FL_PREFER="reference", VLLM_FL_PER_OP="rms_norm=vendor")
+    assert policy.per_op_order == {"rms_norm": ("vendor",)}
+
+
+def test_the_compiled_section_acts_in_compiled_modes_only() -> None:
+    policy = on_platform()
+    assert policy.for_mode(compiled=False).per_op_order["rms_norm"] == ("stock", "vendor:acme")
+    compiled = policy.for_mode(compiled=True)
+    assert compiled.per_op_order["rms_norm"] == ("stock",)
+    assert compiled.per_op_order["silu_and_mul"] == ("vendor:acme",)
+    assert compiled.origin_of("per_op_order.rms_norm") == f"compiled section of {SHIPPED}"
+
+
+def test_an_order_of_the_user_holds_in_compiled_modes_too() -> None:
+    policy = on_platform(VLLM_FL_PER_OP="rms_norm=reference")
+    assert policy.for_mode(compiled=True).per_op_order["rms_norm"] == ("reference",)
+
+
+def test_a_blacklist_replaces_the_shipped_one_and_says_what_it_drops() -> None:
+    found = effective({"VLLM_FL_FLAGOS_BLACKLIST": "rms_norm"}, PLATFORM)
+    assert found.policy.flagos_blacklist == {"rms_norm"}
+    (warning,) = found.warnings
+    assert "drops mm, to_copy" in warning
+    assert "VLLM_FL_FLAGOS_BLACKLIST_APPEND" in warning
+
+
+def test_the_append_form_keeps_the_shipped_list_and_each_origin() -> None:
+    found = effective({"VLLM_FL_FLAGOS_BLACKLIST_APPEND": "rms_norm"}, PLATFORM)
+    assert found.policy.flagos_blacklist == {"mm", "to_copy", "rms_norm"}
+    assert found.warnings == ()
+    assert found.policy.origin_of("flagos_blacklist.mm") == SHIPPED
+    assert found.policy.origin_of("flagos_blacklist.rms_norm") == (
+        "environment VLLM_FL_FLAGOS_BLACKLIST_APPEND"
+    )
+
+
+@pytest.mark.parametrize("kind", ["FLAGOS", "OOT"])
+def test_white_and_black_list_exclude_each_other(kind: str) -> None:
+    with pytest.raises(PolicyError, match="exclude each other"):
+        policy_of({f"VLLM_FL_{kind}_WHITELIST": "a", f"VLLM_FL_{kind}_BLACKLIST": "b"})
+
+
+def test_kinds_per_operator_in_json(tmp_path: Path) -> None:
+    text = '{"rms_norm": "vendor", "silu_and_mul": "reference"}'
+    path = tmp_path / "ops.json"
+    path.write_text(text)
+    for value in (text, str(path)):
+        policy = policy_of({"VLLM_FL_OP_CONFIG": value, "VLLM_FL_PER_OP": "rms_norm=flagos"})
+        assert policy.per_op_order["rms_norm"] == ("flagos",)
+        assert policy.per_op_order["silu_and_mul"][0] == "reference"
+        assert policy.origin_of("per_op_order.silu_and_mul") == "environment VLLM_FL_OP_CONFIG"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("nowhere.json", "neither a JSON object nor a readable file"),
+        ('{"rms_norm": "vendro"}', "VLLM_FL_OP_CONFIG, rms_norm: 'vendro'"),
+        ('{"rms_norm": 3}', "'3' is not accepted"),
+    ],
+)
+def test_wrong_kinds_per_operator(text: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        policy_of({"VLLM_FL_OP_CONFIG": text})
+
+
+def test_a_list_in_a_json_file_is_not_an_object(tmp_path: Path) -> None:
+    path = tmp_path / "ops.json"
+    path.write_text("[1]")
+    with pytest.raises(PolicyError, match="expected an object"):
+        policy_of({"VLLM_FL_OP_CONFIG": str(path)})
+
+
+def test_variables_that_a_file_replaces_are_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("prefer: vendor\n")
+    environ = {"VLLM_FL_CONFIG": str(path), "VLLM_FL_PREFER": "flagos", "VLLM_FL_STRICT": "1"}
+    found = effective(environ, PLATFORM)
+    assert found.policy.per_op_order == {}, "a file replaces platform defaults as well"
+    (warning,) = found.warnings
+    assert "replaces VLLM_FL_PREFER, VLLM_FL_STRICT, which are ignored" in warning
+
+
+def test_variables_that_nothing_reads_are_named_with_the_nearest() -> None:
+    (warning,) = effective({"VLLM_FL_PREFFER": "vendor"}).warnings
+    assert "VLLM_FL_PREFFER is set, but nothing reads it; did you mean VLLM_FL_PREFER?" in warning
+
+
+def test_every_setting_of_a_file_reaches_the_policy(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "strict: 'yes'\ndeny_vendors: [acme]\nflagos_whitelist: [rms_norm]\n"
+        "oot_blacklist: [silu_and_mul]\ncompiled: {prefer: reference}\n"
+    )
+    policy = policy_from_config(path)
+    assert policy.strict
+    assert policy.deny_vendors == {"acme"}
+    assert policy.flagos_whitelist == {"rms_norm"}
+    assert policy.layer_objection(["silu_and_mul"]) is not None
+    assert policy.layer_objection(["rms_norm"]) is None
+    assert policy.for_mode(compiled=True).prefer == "reference"
+
+
+class Plugin:
+    """A backend with a device and defaults for it."""
+
+    @hookimpl
+    def vllm_fl_device(self) -> DeviceSpec:
+        return DeviceSpec("acme", "acme", "acme", "PrivateUse1", "torch.acme", "accl", "ACME_ALL")
+
+    @hookimpl
+    def vllm_fl_platform_config(self, platform: str) -> Any:
+        return {"prefer": "vendor"} if platform == "acme" else None
+
+
+def plugin_manager(module: Any) -> OpManager:
+    from .conftest import source
+
+    module("platform_plugin", "from vllm_fl_dispatch_tests_plugin import plugin\n")
+    import sys
+    import types
+
+    holder = types.ModuleType("vllm_fl_dispatch_tests_plugin")
+    holder.plugin = Plugin()  # type: ignore[attr-defined]  # a module made for this test
+    sys.modules[holder.__name__] = holder
+    return OpManager(sources=[source("vllm_fl_dispatch_tests_plugin:plugin")])
+
+
+def test_the_defaults_of_the_device_that_is_there_apply(module: Any) -> None:
+    policy = plugin_manager(module).policy
+    assert policy.prefer == "vendor"
+    assert policy.origin_of("prefer").startswith("platform defaults acme of dist-of-planted")
+
+
+def test_an_unknown_platform_has_no_defaults(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_FL_PLATFORM", "brandnew")
+    assert plugin_manager(module).policy == SelectionPolicy()
+
+
+def test_a_hook_that_raises_is_left_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, platform: str) -> Any:
+        raise RuntimeError("no file")
+
+    monkeypatch.setattr(Plugin, "vllm_fl_platform_config", hookimpl(broken))
+    assert plugin_manager(module).policy == SelectionPolicy()
+
+
+WORDS = st.sampled_from(
+    ["prefer", "strict", "op_backends", "compiled", "deny_vendors", "allow_vendors", "rms_norm",
+     "flagos", "vendor:acme", "reference", "off", "true", "1", "null", "[a]", "{a: b}", "&a [*a]",
+     "2001-13-01", "? [x]", "'", "|", ">", "%", "@", "\t"]
+)  # fmt: skip
+LINES = st.builds(lambda indent, key, value: f"{'  ' * indent}{key}: {value}",
+                  st.integers(0, 2), WORDS, WORDS)  # fmt: skip
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.lists(LINES, max_size=6).map("\n".join), st.text(max_size=60)))
+def test_any_file_is_a_policy_or_a_policy_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "fuzz.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    with contextlib.suppress(PolicyError):
+        policy_from_config(path)
