@@ -48,12 +48,15 @@ def built() -> Callable[..., Any]:
 
     def build(
         make: Callable[[], Any],
-        policy: SelectionPolicy = REFERENCE,
+        policy: SelectionPolicy | None = REFERENCE,
         dtype: torch.dtype = torch.float32,
         custom_ops: tuple[str, ...] = ("all",),
         mode: int = 0,
     ) -> Any:
-        fl.set_global_policy(policy)
+        if policy is None:
+            fl.reset_global_policy()  # what the environment says
+        else:
+            fl.set_global_policy(policy)
         activate()
         config = VllmConfig(
             compilation_config=CompilationConfig(mode=mode, custom_ops=list(custom_ops))
@@ -167,12 +170,57 @@ def test_every_layer_can_be_served_by_a_vendor(built: Callable[..., Any], name: 
         )
     make, arguments = LAYERS[name]
     layer = filled(built(make, SelectionPolicy(prefer="vendor")))
+    assert calls, "each implementation is tried once when a layer binds it"
+    calls.clear()
     args = arguments(torch.float32)
     expected = as_tuple(layer.forward_native(*(a.clone() for a in args)))
     found = as_tuple(layer(*(a.clone() for a in args)))
     assert len(calls) == 1
     for one, other in zip(found, expected, strict=True):
         assert one is other is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("mode", [0, 2], ids=["eager", "compiled"])
+def test_what_fails_on_a_tiny_input_is_passed_over_when_the_layer_is_built(
+    built: Callable[..., Any], mode: int
+) -> None:
+    def broken(x: Any) -> Any:
+        raise RuntimeError("no symbol")
+
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("silu_and_mul", "vendor.broken", BackendImplKind.VENDOR, broken, "broken")
+    )
+    order = {"silu_and_mul": "vendor:broken|reference"}
+    layer = built(SiluAndMul, SelectionPolicy.from_dict(per_op_order=order), mode=mode)
+    x = torch.randn(2, 8)
+    assert torch.equal(layer(x), layer.forward_native(x))
+    (failure,) = manager.failures.all()
+    assert failure.impl_id == "vendor.broken"
+    strict = SelectionPolicy.from_dict(per_op_order=order, strict=True)
+    manager.clear_failures()
+    with pytest.raises(fl.ImplementationFailed, match=r"vendor\.broken"):
+        built(SiluAndMul, strict, mode=mode)
+
+
+def test_an_in_place_kernel_that_was_tried_runs_on_the_arguments_at_once(
+    built: Callable[..., Any],
+) -> None:
+    def add(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+        residual.add_(x)
+        return x, residual
+
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("fused_add_rms_norm", "vendor.inplace", BackendImplKind.VENDOR, add, "inplace",
+               mutates=("x", "residual"), empty_ok=True)
+    )  # fmt: skip
+    layer = built(lambda: RMSNorm(8), SelectionPolicy(prefer="vendor"))
+    residual = torch.ones(2, 8)
+    _, total = layer(torch.ones(2, 8), residual)
+    assert total is residual
 
 
 def test_a_policy_that_leaves_everything_to_vllm_replaces_nothing(
@@ -190,20 +238,24 @@ def test_a_policy_that_leaves_everything_to_vllm_replaces_nothing(
 def test_switched_off_nothing_is_replaced(
     built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
+    monkeypatch.setenv("VLLM_FL_PREFER", "reference")
+    assert isinstance(built(SiluAndMul, None), Dispatched)
     monkeypatch.setenv(variable, value)
-    assert type(built(SiluAndMul)) is SiluAndMul
+    op_registry_oot.clear()
+    assert type(built(SiluAndMul, None)) is SiluAndMul
 
 
 def test_operators_can_be_left_out_one_by_one(
     built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_FL_OOT_BLACKLIST", "rms_norm,fused_add_rms_norm")
-    assert type(built(lambda: RMSNorm(8))) is RMSNorm
-    assert isinstance(built(SiluAndMul), Dispatched)
+    monkeypatch.setenv("VLLM_FL_PREFER", "reference")
+    monkeypatch.setenv("VLLM_FL_OOT_BLACKLIST", "rms_norm")
+    assert type(built(lambda: RMSNorm(8), None)) is RMSNorm
+    assert isinstance(built(SiluAndMul, None), Dispatched)
     monkeypatch.setenv("VLLM_FL_OOT_WHITELIST", "rms_norm")
     monkeypatch.delenv("VLLM_FL_OOT_BLACKLIST")
-    assert isinstance(built(lambda: RMSNorm(8)), Dispatched)
-    assert type(built(SiluAndMul)) is SiluAndMul
+    assert isinstance(built(lambda: RMSNorm(8), None), Dispatched)
+    assert type(built(SiluAndMul, None)) is SiluAndMul
 
 
 def test_activating_twice_is_the_same_as_once(built: Callable[..., Any]) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from vllm_fl_dispatch import SelectionPolicy, Verdict
-from vllm_fl_dispatch.cli import config, demo, explain, main, ops, plugins  # noqa: F401  # they register
-from vllm_fl_dispatch.cli.app import app
+from vllm_fl_dispatch import PolicyError, SelectionPolicy, Verdict, get_default_manager
+from vllm_fl_dispatch.cli import main
+from vllm_fl_dispatch.cli.commands import app
 
 from .conftest import impl
 
@@ -136,3 +137,63 @@ def test_the_published_schema_is_the_one_of_the_code() -> None:
     assert json.loads(printed) == json.loads(published.read_text()), (
         "run: vllm-fl config schema > docs/policy.schema.json"
     )
+
+
+def test_explain_of_a_hypothetical_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = get_default_manager()
+    manager.registry.register_impl(
+        impl(
+            "default.picky",
+            supports=lambda query: Verdict(
+                query.dtype == torch.bfloat16 and query.device_type == "cuda", str(query)
+            ),
+            max_numel=100,
+        )
+    )
+
+    def outcome(*args: str) -> tuple[str, str]:
+        data = as_json("explain", "silu_and_mul", *args)
+        return next(
+            (c["outcome"], c["reason"])
+            for c in data["candidates"]
+            if c["impl_id"] == "default.picky"
+        )
+
+    right = ("--dtype", "bfloat16", "--device", "cuda")
+    assert outcome()[0] == "selected"
+    assert outcome(*right, "--shape", "2x16")[0] == "selected"
+    assert outcome(*right, "--shape", "20x16") == ("unsupported", "serves at most 100 elements")
+    assert outcome("--dtype", "float16", "--shape", "2x16") == (
+        "unsupported",
+        "silu_and_mul(dtype=torch.float16, last_dim=16)",
+    )
+    assert outcome("--fact", "last_dim=16")[0] == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--dtype", "bf17"), "'bf17' is not a dtype"),
+        (("--shape", "4,8"), "not of the form 16x4096"),
+        (("--fact", "last_dim"), "not of the form name=value"),
+        (("--fact", "lastdim=4"), "did you mean 'last_dim'"),
+        (("--fact", "last_dim=["), "--fact"),
+    ],
+)
+def test_a_hypothetical_call_that_cannot_be(args: tuple[str, ...], message: str) -> None:
+    result = RUNNER.invoke(app, ["explain", "silu_and_mul", *args])
+    assert isinstance(result.exception, PolicyError)
+    assert message in str(result.exception)
+
+
+def test_explain_of_a_compiled_model_follows_the_compiled_section() -> None:
+    manager = get_default_manager()
+    manager.set_policy(
+        SelectionPolicy().with_values(
+            "file a.yaml", compiled={"per_op_order": {"silu_and_mul": ("reference",)}}
+        )
+    )
+    assert as_json("explain", "silu_and_mul")["selected"] == "stock"
+    data = as_json("explain", "silu_and_mul", "--compiled")
+    assert data["selected"] == "reference.torch"
+    assert "compiled section of file a.yaml" in data["order_origin"]

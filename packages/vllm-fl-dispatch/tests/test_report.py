@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+from vllm_fl_dispatch import report_files
 
 from .conftest import impl
 
 X = torch.ones(2, 8)
+
+
+def narrow_only(x: Any) -> str:
+    if x.shape[-1] > 8:
+        raise RuntimeError("too wide")
+    return "vendor.acme"
 
 
 def test_nothing_counts_unless_a_report_is_asked_for(make_manager: Any) -> None:
@@ -18,11 +35,6 @@ def test_nothing_counts_unless_a_report_is_asked_for(make_manager: Any) -> None:
 
 
 def test_calls_and_failures_are_counted_per_implementation(make_manager: Any) -> None:
-    def narrow_only(x: Any) -> str:
-        if x.shape[-1] > 8:
-            raise RuntimeError("too wide")
-        return "vendor.acme"
-
     manager = make_manager(impl("vendor.acme", narrow_only), impl("reference.torch"))
     manager.report.enabled = True
     manager.invalidate()
@@ -34,3 +46,111 @@ def test_calls_and_failures_are_counted_per_implementation(make_manager: Any) ->
     assert rows["vendor.acme"].failures == 1
     assert rows["reference.torch"].calls == 2
     assert rows["reference.torch"].kind == "reference"
+
+
+def test_a_file_says_what_ran_failed_and_was_set(make_manager: Any, tmp_path: Path) -> None:
+    manager = make_manager(
+        impl("vendor.acme", narrow_only),
+        impl("reference.torch"),
+        impl("vendor.acme", op="rmsnorm"),
+    )
+    report_files.start(manager, tmp_path / "reports")
+    manager.get_op("silu_and_mul")(torch.ones(1, 16))
+    (report,) = report_files.read(tmp_path / "reports")
+    assert report["pid"] == os.getpid()
+    assert {row["impl_id"]: row["failures"] for row in report["rows"]}["vendor.acme"] == 1
+    (failure,) = report["failures"]
+    assert failure["error"] == "RuntimeError: too wide"
+    assert report["unknown_operators"] == ["rmsnorm[vendor.acme]"]
+    assert {"name": "prefer", "value": "flagos", "origin": "default"} in report["settings"]
+
+
+def test_what_is_no_report_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "vllm-fl-host-1.json").write_text("")
+    (tmp_path / "vllm-fl-host-2.json").write_text('{"other": 1}')
+    (tmp_path / "vllm-fl-host-3.json").write_text('{"rows": [], "rank": 1, "pid": 3}')
+    (tmp_path / "vllm-fl-host-4.json").write_text('{"rows": [], "rank": 0, "pid": 4}')
+    assert [report["pid"] for report in report_files.read(tmp_path)] == [4, 3]
+
+
+def test_a_child_of_fork_starts_counting_anew(make_manager: Any, tmp_path: Path) -> None:
+    manager = make_manager(impl("vendor.acme"))
+    manager.report.enabled = True
+    manager.invalidate()
+    op = manager.get_op("silu_and_mul")
+    op(X)
+    pid = os.fork()
+    if pid == 0:
+        op(X)
+        report_files.write(manager, tmp_path)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    (report,) = report_files.read(tmp_path)
+    assert report["pid"] == pid
+    assert [row["calls"] for row in report["rows"]] == [1]
+
+
+PROGRAM = """
+import os, sys, time, torch
+import vllm_fl_dispatch as fl
+fl.get_default_manager().ensure_built()
+fl.get_op("silu_and_mul")(torch.ones(1, 8))
+print("ready", flush=True)
+{end}
+"""
+
+
+def program(end: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(end=end)],
+        env={**os.environ, "VLLM_FL_REPORT": str(folder), "RANK": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("time.sleep(60)", -signal.SIGTERM),
+        ("import multiprocessing as mp\nmp.get_context('fork').Process(target=int).start()", 0),
+    ],
+    ids=["end", "exit", "sigterm", "child"],
+)
+def test_it_survives_every_way_to_end(tmp_path: Path, end: str, code: int) -> None:
+    with program(end, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if code < 0:
+            time.sleep(0.1)
+            process.terminate()
+        assert process.wait(30) == code
+    own = next(r for r in report_files.read(tmp_path) if r["pid"] == process.pid)
+    assert own["rank"] == 3
+    assert [(row["op"], row["calls"]) for row in own["rows"]] == [("silu_and_mul", 1)]
+
+
+def test_a_folder_that_cannot_be_made_keeps_nothing_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with program("pass", tmp_path / "file" / "reports") as process:
+        assert process.wait(30) == 0
+
+
+def test_the_command_shows_every_process(make_manager: Any, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from vllm_fl_dispatch.cli.commands import app
+
+    manager = make_manager(impl("vendor.acme", narrow_only), impl("reference.torch"))
+    report_files.start(manager, tmp_path)
+    manager.get_op("silu_and_mul")(torch.ones(1, 16))
+    runner = CliRunner()
+    result = runner.invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for text in ("vendor.acme", "reference.torch", "silu_and_mul[vendor.acme] failed: Runtime"):
+        assert text in result.output
+    data = json.loads(runner.invoke(app, ["report", str(tmp_path), "--json"]).stdout)
+    assert data[0]["pid"] == os.getpid()
+    assert runner.invoke(app, ["report", str(tmp_path / "none")]).exit_code == 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from vllm_fl_dispatch.errors import ContractError
+from vllm_fl_dispatch.errors import ContractError, OpNotSupported
 from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -45,6 +45,37 @@ def missing_options(spec: OpSpec, fn: Callable[..., Any]) -> frozenset[str]:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return frozenset()
     return frozenset(option_defaults(spec)) - frozenset(parameters)
+
+
+def lower(
+    spec: OpSpec, missing: frozenset[str], args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Rewrite a call so that it needs none of the `missing` options.
+
+    Options that stand at their default are dropped; the contract says how others are lowered.
+    """
+    defaults = option_defaults(spec)
+    options = dict(options)
+    for name in missing & set(options):
+        if options[name] != defaults[name]:
+            args, options = spec.lower[name](*args, **options)
+        options.pop(name, None)
+    return args, options
+
+
+def lowered(
+    spec: OpSpec, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call as this function can take it.
+
+    Raises:
+        OpNotSupported: it lacks an option that cannot be lowered.
+    """
+    missing, defaults = missing_options(spec, fn), option_defaults(spec)
+    for name in missing & set(options):
+        if options[name] != defaults[name] and name not in spec.lower:
+            raise OpNotSupported(f"it has no option {name}")
+    return lower(spec, missing, args, options)
 
 
 def check_contract(spec: OpSpec, impl: OpImpl, fn: Callable[..., Any] | None = None) -> None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_fl_dispatch.contracts import describe
+from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.registry import unknown_name
 from vllm_fl_dispatch.resolution import Resolution
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, Query
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,41 @@ class Explanation:
         }
 
 
-def explain(manager: OpManager, op_name: str, *, layer: bool = True) -> Explanation:
+def explain(
+    manager: OpManager,
+    op_name: str,
+    *,
+    layer: bool = True,
+    compiled: bool = False,
+    facts: Mapping[str, Any] | None = None,
+    numel: int | None = None,
+) -> Explanation:
     """Say who would serve an operator here, under the policy in force, and why.
 
     Args:
         layer: for a layer of vLLM, for which vLLM's own code is a candidate; otherwise for a
             call through a handle.
+        compiled: for a model that vLLM compiles.
+        facts: what is known about a hypothetical call, see `OpSpec.fact_names`.
+        numel: how many elements its largest input has.
 
     Raises:
         UnknownOp: no such operator.
+        PolicyError: a fact that the operator's contract does not know.
     """
-    resolution = manager.resolve(op_name, stock=layer)
+    manager.ensure_built()
     spec = manager.registry.spec(op_name)
+    for name in facts or ():
+        if name not in spec.fact_names:
+            raise PolicyError(unknown_name(f"fact of {op_name}", name, spec.fact_names))
+    policy = manager.current_policy().for_mode(compiled)
+    query = None if facts is None else Query(op_name, dict(facts))
+    resolution = manager.resolve(op_name, query=query, policy=policy, stock=layer, numel=numel)
     return Explanation(
         op_name,
         describe(spec),
         resolution,
-        policy_settings(manager.current_policy()),
+        policy_settings(policy),
     )
 
 

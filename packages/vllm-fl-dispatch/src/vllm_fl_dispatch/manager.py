@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from vllm_fl_dispatch import discovery
+from vllm_fl_dispatch import discovery, report_files
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.config.values import parse_names
-from vllm_fl_dispatch.contracts import check_contract
+from vllm_fl_dispatch.contracts import check_contract, lowered
 from vllm_fl_dispatch.errors import PolicyError
-from vllm_fl_dispatch.fallback import FailureMemory
+from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call, Handle, make_handle
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.platforms import platform_defaults
@@ -50,6 +51,7 @@ class OpManager:
         self.records: tuple[PluginRecord, ...] = ()
         self._sources = None if sources is None else tuple(sources)
         self._policy = policy
+        self._report_folder: Path | None = None
         self._configured: SelectionPolicy | None = None
         self._built = False
         self._building = False
@@ -57,6 +59,7 @@ class OpManager:
         self._loader = PluginLoader()
         self._verdicts: dict[tuple[str, str, str], Verdict] = {}
         self._loaded: dict[tuple[str, str], Call] = {}
+        self._tried: dict[tuple[str, str, str], str | None] = {}
         self._announced: dict[str, str] = {}
         #: operator -> public handle
         self.handles: dict[str, Call] = {}
@@ -113,6 +116,19 @@ class OpManager:
         if self._policy is None:
             self._configured = self._configure()
         self._check_names(self.policy)
+        self._start_report()
+
+    def _start_report(self) -> None:
+        folder = read("VLLM_FL_REPORT")
+        if folder is None or self._report_folder is not None:
+            return
+        try:
+            report_files.start(self, Path(folder))
+        except OSError as error:
+            # A report must not keep a server from starting.
+            logger.warning("VLLM_FL_REPORT=%s: no report is written: %s", folder, error)
+        else:
+            self._report_folder = Path(folder)
 
     def _configure(self) -> SelectionPolicy:
         """The policy of files and environment, with what must be said about it said once."""
@@ -152,6 +168,9 @@ class OpManager:
             self._loader = PluginLoader()
             self.registry = OpRegistry(self._before_build)
             self.registry.on_change = self._registry_changed
+        self.report.forget()
+        if self._report_folder is not None:
+            report_files.start(self, self._report_folder)
         self._invalidate()
 
     # -- policy -------------------------------------------------------------------------------
@@ -200,11 +219,17 @@ class OpManager:
         query: Query | None = None,
         policy: SelectionPolicy | None = None,
         stock: bool = False,
+        refused: Mapping[str, str] | None = None,
+        numel: int | None = None,
     ) -> Resolution:
         """Who would serve this operator, and why not the others. Binds nothing.
 
         Args:
+            query: what is known about the call; None asks without arguments.
+            policy: by default the one in force here.
             stock: is it asked for a layer, for which vLLM's own code is a candidate?
+            refused: impl_id -> why it failed when it was tried for this query.
+            numel: elements of the largest input, where known.
 
         Raises:
             UnknownOp: no such operator.
@@ -221,8 +246,9 @@ class OpManager:
         facts = Facts(
             installed={impl.impl_id: self._ask("installed", impl) for impl in impls},
             available={impl.impl_id: self._ask("available", impl) for impl in impls},
-            failures=failures,
+            failures={**failures, **(refused or {})},
             query=query,
+            numel=numel,
             batch_invariant=_batch_invariant(),
         )
         if stock:
@@ -262,6 +288,32 @@ class OpManager:
                 return None
             self._loaded[where] = fn
         return self._loaded[where]
+
+    def try_out(self, spec: OpSpec, impl: OpImpl, fn: Call, query: Query) -> str | None:
+        """Call an implementation once on a tiny input of this kind; why it failed, or None.
+
+        So most failures happen at start-up. The same kind is tried once per process.
+
+        Raises:
+            ImplementationFailed: it failed and the policy is strict.
+        """
+        if spec.example is None or impl.kind is BackendImplKind.STOCK:
+            return None
+        where = (impl.op_name, impl.impl_id, str(query))
+        if where not in self._tried:
+            args, options = spec.example(query)
+            key = () if spec.facts is None else spec.facts(*args, **options)
+            self._tried[where] = None
+            try:
+                args, options = lowered(spec, fn, args, options)
+                fn(*args, **options)
+            except Exception as error:  # noqa: BLE001  # judged in the next line
+                strict = self.current_policy().strict
+                if may_continue(error, impl, strict=strict, inputs_intact=True):
+                    self.failures.add(impl, key, error)
+                    logger.warning("%s failed when it was tried: %s", impl, error)
+                self._tried[where] = f"{type(error).__name__}: {error}"
+        return self._tried[where]
 
     # -- slots --------------------------------------------------------------------------------
 
@@ -335,6 +387,8 @@ class OpManager:
         if self._announced.get(spec.name) != impl.impl_id:
             self._announced[spec.name] = impl.impl_id
             logger.info("%s is served by %s (%s)", spec.name, impl, resolution.order_origin)
+            if switch("VLLM_FL_DISPATCH_DEBUG", False):
+                logger.info("%s\n%s", spec.name, resolution.table())
 
     def remember_failure(self, impl: OpImpl, key: Any, error: Exception, served_by: OpImpl) -> None:
         """An implementation failed and another one answered: say it once, avoid it from now on."""
@@ -355,6 +409,7 @@ class OpManager:
         """Forget all failures; the implementations are tried again."""
         with self.lock:
             self.failures.clear()
+            self._tried.clear()
             self._invalidate()
 
 

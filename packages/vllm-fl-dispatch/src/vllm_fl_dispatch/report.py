@@ -5,6 +5,7 @@ Nothing counts unless a report was asked for: then counting functions stand in t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ class Report:
 
     def __init__(self) -> None:
         self.enabled = False
+        #: Called after each failure that was recovered from.
+        self.on_failure: Callable[[], object] | None = None
         self._rows: dict[tuple[str, str, str], Row] = {}
         self._counting: dict[tuple[str, str, str, Call], Call] = {}
 
@@ -47,6 +50,13 @@ class Report:
         for row in list(self._rows.values()):
             if (row.op, row.impl_id) == (impl.op_name, impl.impl_id):
                 row.failures += 1
+        if self.on_failure is not None:
+            self.on_failure()
+
+    def forget(self) -> None:
+        """Start counting anew: a forked child has done nothing yet."""
+        for row in self._rows.values():
+            row.calls = row.failures = 0
 
     def counted(self, impl: OpImpl, mode: str, fn: Call) -> Call:
         """`fn`, or where the report is on, one function that counts and calls it."""

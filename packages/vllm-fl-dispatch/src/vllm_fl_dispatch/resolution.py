@@ -42,6 +42,7 @@ class Facts:
         installed, available: impl_id -> verdict.
         failures: impl_id -> why it failed earlier for this query.
         query: what is known about the call; None asks without arguments.
+        numel: elements of the largest input, where a hypothetical call is asked about.
         batch_invariant: vLLM runs in batch-invariant mode.
     """
 
@@ -49,6 +50,7 @@ class Facts:
     available: Mapping[str, Verdict] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     query: Query | None = None
+    numel: int | None = None
     batch_invariant: bool = False
 
 
@@ -183,6 +185,8 @@ def _decide_one(
         verdict = Verdict.of(impl.supports(facts.query), f"does not support {facts.query}")
         if not verdict:
             return no(Outcome.UNSUPPORTED, verdict.reason)
+    if facts.numel is not None and impl.max_numel is not None and facts.numel > impl.max_numel:
+        return no(Outcome.UNSUPPORTED, f"serves at most {impl.max_numel} elements")
     if impl.impl_id in facts.failures:
         return no(Outcome.FAILED, facts.failures[impl.impl_id])
     return Decision(impl, Outcome.FALLBACK, f"token {token}, priority {impl.priority}", token)

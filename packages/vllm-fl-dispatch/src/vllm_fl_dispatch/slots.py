@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.contracts import missing_options, option_defaults, positional_names
+from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
 from vllm_fl_dispatch.errors import NoImplementation, OpNotSupported
 from vllm_fl_dispatch.fallback import copy_arguments, may_continue
 from vllm_fl_dispatch.handles import Call, make_handle
@@ -48,6 +48,7 @@ class Slot:
             those that do run on copies.
         mode: how the report names calls through this slot.
         stock: vLLM's own function with the contract's signature, where a layer offers it.
+        refused: impl_id -> why it failed when it was tried for this query.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Slot:
         donate: bool = True,
         mode: str = "eager",
         stock: Call | None = None,
+        refused: dict[str, str] | None = None,
     ) -> None:
         self.manager = manager
         self.spec = spec
@@ -68,6 +70,7 @@ class Slot:
         self.donate = donate
         self.mode = mode
         self.stock = stock
+        self.refused = refused or {}
         self.resolution: Resolution | None = None
         self._candidates: tuple[Candidate, ...] = ()
         self._by_fn: dict[Call, Candidate] = {}
@@ -114,11 +117,20 @@ class Slot:
         first = self._candidates[0]
         return first.fn if self._is_direct(first) else self._checked
 
+    @property
+    def current_impl(self) -> OpImpl | None:
+        """The implementation that is tried first; None before the slot is bound."""
+        return self._candidates[0].impl if self._candidates else None
+
     def _load_candidates(self) -> tuple[Resolution, tuple[Candidate, ...]]:
         """Resolve and load; what cannot be loaded is remembered and resolved away."""
         while True:
             resolution = self.manager.resolve(
-                self.spec.name, query=self.query, policy=self.policy, stock=self.stock is not None
+                self.spec.name,
+                query=self.query,
+                policy=self.policy,
+                stock=self.stock is not None,
+                refused=self.refused,
             )
             candidates = []
             for impl in resolution.accepted:
@@ -162,6 +174,12 @@ class Slot:
             # A layer's calls all have the same facts, so one success proves them.
             return self.donate and self.query is not None and bool(first.proven)
         return True
+
+    def proven(self) -> None:
+        """The bound implementation was tried for the slot's query: no first call on copies."""
+        with self.manager.lock:
+            self._candidates[0].proven.add("tried when bound")
+            self._rebind()
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -226,7 +244,8 @@ class Slot:
     def _call(
         self, candidate: Candidate, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        args, options = self._lowered(candidate, args, options)
+        if candidate.missing:
+            args, options = lower(self.spec, candidate.missing, args, options)
         if candidate.mutated:
             if self._on_copies(candidate, key):
                 copied = copy_arguments(args, candidate.mutated, keep_layout=self.donate)
@@ -248,19 +267,6 @@ class Slot:
                 changed[position] = changed[position].clone()
             seen.append(changed[position])
         return tuple(changed)
-
-    def _lowered(
-        self, candidate: Candidate, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rewrite a call so that it needs no option which the implementation lacks."""
-        if not candidate.missing:
-            return args, options
-        options = dict(options)
-        for name in candidate.missing & set(options):
-            if options[name] != self._options[name]:
-                args, options = self.spec.lower[name](*args, **options)
-            options.pop(name, None)
-        return args, options
 
     def _succeeded(
         self, candidate: Candidate, key: Hashable, failed: dict[Candidate, Exception | None]
@@ -309,10 +315,8 @@ class Slot:
             if options[name] != self._options[name] and name not in self.spec.lower:
                 return f"has no option {name}"
         if candidate.impl.supports is not None:
-            query = self.spec.query(
-                *self._lowered(candidate, args, options)[0],
-                **{k: v for k, v in options.items() if k not in candidate.missing},
-            )
+            args, options = lower(self.spec, candidate.missing, args, options)
+            query = self.spec.query(*args, **options)
             verdict = Verdict.of(candidate.impl.supports(query), f"does not support {query}")
             if not verdict:
                 return f"unsupported: {verdict.reason}"

@@ -202,6 +202,8 @@ class OpSpec:
         schema: the torch schema of the opaque operator, without the name: ``(Tensor x) -> Tensor``.
         facts: same arguments -> tuple of hashable facts; the key of failures and of `supports`.
         fact_names: the names of that tuple, as `Query.facts` shows them.
+        example: what is known about a call -> (arguments, options) of a tiny call of that kind;
+            implementations are tried on it when a layer binds them.
         data: names of the tensors that limits (`needs_contiguous`, `max_numel`) look at.
         donates: names of the arguments that an implementation may overwrite in eager mode.
         inplace_schema: schema of a mutating twin, ``<name>_``, for implementations that
@@ -225,6 +227,7 @@ class OpSpec:
     schema: str | None = None
     facts: Callable[..., tuple[Any, ...]] | None = None
     fact_names: tuple[str, ...] = ()
+    example: Callable[[Query], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     data: tuple[str, ...] = ()
     donates: tuple[str, ...] = ()
     inplace_schema: str | None = None

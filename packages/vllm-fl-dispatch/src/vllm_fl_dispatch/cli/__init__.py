@@ -7,8 +7,7 @@ import sys
 
 def main() -> None:
     """Run the command line; errors of ours are one message and exit code 2."""
-    from vllm_fl_dispatch.cli import config, demo, explain, ops, plugins  # noqa: F401  # they add commands
-    from vllm_fl_dispatch.cli.app import app
+    from vllm_fl_dispatch.cli.commands import app
     from vllm_fl_dispatch.errors import DispatchError
 
     try:

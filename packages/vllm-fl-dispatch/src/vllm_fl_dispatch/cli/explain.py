@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from math import prod
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from vllm_fl_dispatch import explain as explaining
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.errors import PolicyError
 
 
 @app.command()
@@ -20,10 +23,24 @@ def explain(
             "--call", help="For calls through a handle; vLLM's own layer is no candidate."
         ),
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="For a model that vLLM compiles.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of a hypothetical call: float32, bfloat16 ...")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Of its input, such as 16x4096.")] = None,
+    device: Annotated[str | None, typer.Option(help="Of its input: cpu, cuda, npu.")] = None,
+    fact: Annotated[
+        list[str] | None, typer.Option(help="name=value: head_size=128, is_neox_style=true ...")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show who serves an operator here, why not the others, and which settings decided."""
-    found = explaining.explain(get_default_manager(), op, layer=not call)
+    facts, numel = hypothetical(dtype, shape, device, fact or [])
+    found = explaining.explain(
+        get_default_manager(), op, layer=not call, compiled=compiled, facts=facts, numel=numel
+    )
     resolution = found.resolution
     selected = resolution.selected
     candidates = table(
@@ -53,3 +70,42 @@ def explain(
     show(as_json, found.as_dict(), candidates, settings, *notes)
     if selected is None:
         raise typer.Exit(1)
+
+
+def hypothetical(
+    dtype: str | None, shape: str | None, device: str | None, facts: list[str]
+) -> tuple[dict[str, Any] | None, int | None]:
+    """The facts that the options state, or None where they state none; and the element count."""
+    known: dict[str, Any] = {}
+    numel = None
+    if dtype is not None:
+        known["dtype"] = _dtype(dtype)
+    if shape is not None:
+        sizes = shape.lower().split("x")
+        if not all(size.isdigit() for size in sizes):
+            raise PolicyError(f"--shape: {shape!r} is not of the form 16x4096")
+        known["last_dim"], numel = int(sizes[-1]), prod(map(int, sizes))
+    if device is not None:
+        known["device"] = device
+    for text in facts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise PolicyError(f"--fact: {text!r} is not of the form name=value")
+        try:
+            known[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise PolicyError(f"--fact: {text!r}: {error}") from error
+        if name.endswith("dtype"):
+            known[name] = _dtype(value)
+    return known or None, numel
+
+
+def _dtype(name: str) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise PolicyError("a dtype can be named only where torch is installed") from None
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise PolicyError(f"{name!r} is not a dtype of torch, such as float32 or bfloat16")
+    return found

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.types import OpSpec, Query
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,11 @@ def _facts(x: torch.Tensor) -> tuple[Any, ...]:
 
 def _gelu_facts(x: torch.Tensor, approximate: str = "none") -> tuple[Any, ...]:
     return (x.dtype, x.device, x.shape[-1], approximate)
+
+
+def _example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    x = rows(query, query.last_dim or 128)
+    return ((x, query.get("approximate", "none")) if query.op_name == "gelu_and_mul" else (x,)), {}
 
 
 def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,6 +118,7 @@ SPECS = (
         fake=_half_width,
         facts=_facts,
         fact_names=("dtype", "device", "last_dim"),
+        example=_example,
         data=("x",),
         oracle=_silu_oracle,
         cases=_silu_cases,
@@ -124,6 +130,7 @@ SPECS = (
         fake=_half_width,
         facts=_gelu_facts,
         fact_names=("dtype", "device", "last_dim", "approximate"),
+        example=_example,
         data=("x",),
         oracle=_gelu_oracle,
         cases=_gelu_cases,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from vllm_fl_dispatch.types import Query
+
 #: The dtypes that every floating-point contract covers, by name.
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -26,6 +28,14 @@ class Case:
     name: str
     make: Callable[[Maker], tuple[Any, ...]]
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def rows(query: Query, width: int, *, count: int = 2) -> torch.Tensor:
+    """A tiny input for a query: [count, width], of its dtype and on its device."""
+    import torch
+
+    dtype = query.dtype or torch.get_default_dtype()
+    return torch.ones(count, width, dtype=dtype, device=query.device_type or "cpu")
 
 
 class Maker:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.types import OpSpec, Query
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +100,21 @@ def _add_facts(
 
 
 FACT_NAMES = ("dtype", "device", "last_dim", "weight_dtype", "variance_size", "weight_offset")
+
+
+def _example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    width = query.last_dim or 128
+    x = rows(query, width)
+    weight_dtype = query.get("weight_dtype", x.dtype)
+    weight = None if weight_dtype is None else x[0].to(weight_dtype)
+    options = {
+        name: query.get(name)
+        for name, default in (("variance_size", None), ("weight_offset", 0.0))
+        if query.get(name, default) != default
+    }
+    if query.op_name == "rms_norm":
+        return (x, weight, 1e-6), options
+    return (x, rows(query, width).to(query.get("residual_dtype") or x.dtype), weight, 1e-6), options
 
 
 def _fold_offset(*args: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -193,6 +208,7 @@ SPECS = (
         fake=_like,
         facts=_facts,
         fact_names=FACT_NAMES,
+        example=_example,
         data=("x",),
         lower={"weight_offset": _fold_offset},
         oracle=_oracle,
@@ -211,6 +227,7 @@ SPECS = (
         fake=_two_like,
         facts=_add_facts,
         fact_names=(*FACT_NAMES, "residual_dtype"),
+        example=_example,
         data=("x", "residual"),
         donates=("x", "residual"),
         group="rms_norm",

