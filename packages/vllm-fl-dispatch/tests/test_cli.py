@@ -193,7 +193,7 @@ def test_explain_of_a_compiled_model_follows_the_compiled_section() -> None:
             "file a.yaml", compiled={"per_op_order": {"silu_and_mul": ("reference",)}}
         )
     )
-    assert as_json("explain", "silu_and_mul")["selected"] == "stock"
+    assert as_json("explain", "silu_and_mul")["selected"] == "vendor.zeta"
     data = as_json("explain", "silu_and_mul", "--compiled")
     assert data["selected"] == "reference.torch"
     assert "compiled section of file a.yaml" in data["order_origin"]
