@@ -105,7 +105,9 @@ class Slot:
                 self._by_fn[candidate.fn] = candidate
             if not self._candidates:
                 raise NoImplementation(self.resolution)
-            manager.announce(self.spec, self.resolution, self._candidates[0].impl)
+            if self.policy is None:
+                # A scope's own choice is no switch of the process.
+                manager.announce(self.spec, self.resolution, self._candidates[0].impl)
             self._rebind()
             return self.resolution
 
