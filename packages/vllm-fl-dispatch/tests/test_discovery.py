@@ -49,6 +49,16 @@ def test_a_stale_egg_info_that_hides_a_new_install_is_reported(
     assert len(scan.shadowed) == 1
 
 
+def test_an_equal_copy_as_editable_installs_leave_it_is_no_word_worth(
+    distribution: Callable[..., Path],
+) -> None:
+    site = distribution("vllm-fl-acme", "0.3", ENTRY, folder="site")
+    source = distribution("vllm-fl-acme", "0.3", ENTRY, folder="src", suffix="egg-info")
+    scan = scan_distributions([str(site), str(source)])
+    assert len(scan.sources) == 1
+    assert scan.shadowed == ()
+
+
 def test_one_malformed_file_does_not_end_the_scan(distribution: Callable[..., Path]) -> None:
     bad = distribution("vllm-fl-bad", entry_points="[vllm_fl.plugin]\nno equals sign\nb = b.m\n")
     distribution("vllm-fl-acme", entry_points=ENTRY)

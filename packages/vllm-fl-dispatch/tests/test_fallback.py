@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_fl_dispatch import ImplementationFailed, SelectionPolicy
+from vllm_fl_dispatch import ImplementationFailed, OpNotSupported, SelectionPolicy
+from vllm_fl_dispatch.fallback import Failure, FailureMemory, copy_arguments, may_continue
+from vllm_fl_dispatch.types import Origin
 
 from .conftest import impl
 
@@ -196,3 +198,76 @@ def test_the_memory_of_failures_is_bounded(
     for width in range(2, 20, 2):
         assert manager.get_op("silu_and_mul")(torch.ones(1, width)) == "reference.torch"
     assert len(manager.failures.all()) == 3
+
+
+def test_memory_tells_new_failures_from_known_ones() -> None:
+    memory = FailureMemory()
+    one = impl("vendor.acme", origin=Origin("vllm-fl-acme", "0.3"))
+    assert memory.add(one, ("k",), ValueError("no"))
+    assert not memory.add(one, ("k",), ValueError("again"))
+    (failure,) = memory.all()
+    assert failure == Failure(
+        "silu_and_mul", "vendor.acme", ("k",), "ValueError: no", "vllm-fl-acme 0.3"
+    )
+    assert memory.reason(one, ("k",)) == "ValueError: no"
+    assert memory.reason(one, ("other",)) is None
+    assert memory.concerns(one)
+    assert not memory.concerns(impl("vendor.other"))
+    assert not memory.concerns(impl("vendor.acme", op="rms_norm"))
+    memory.add(impl("vendor.other"), None, ValueError("never"))
+    assert memory.reason(impl("vendor.other"), ("any",)) == "ValueError: never"
+    memory.clear()
+    assert memory.all() == ()
+
+
+def test_copies_are_new_tensors_of_the_asked_layout() -> None:
+    strided, expanded = torch.ones(4, 16)[:, :8], torch.ones(1, 8).expand(4, 8)
+    kept = copy_arguments((strided, None, expanded, "x"), (0, 1, 2), keep_layout=True)
+    assert kept[0].stride() == (16, 1)
+    assert kept[1] is None
+    assert kept[2].stride() == (8, 1)
+    assert kept[3] == "x"
+    assert all(torch.equal(kept[i], (strided, None, expanded)[i]) for i in (0, 2))
+    assert all(kept[i].data_ptr() != (strided, None, expanded)[i].data_ptr() for i in (0, 2))
+    packed = copy_arguments((strided, expanded), (0,), keep_layout=False)
+    assert packed[0].stride() == (8, 1)
+    assert packed[1] is expanded
+
+
+def test_whose_fault_it_is() -> None:
+    one = impl("vendor.acme", origin=Origin("vllm-fl-acme", "0.3"))
+
+    def judge(error: Exception, strict: bool = False, intact: bool = True) -> bool:
+        return may_continue(error, one, strict=strict, inputs_intact=intact)
+
+    assert judge(ValueError("no")) is True
+    assert judge(OpNotSupported("not this")) is False
+    assert judge(OpNotSupported("not this"), strict=True, intact=False) is False
+    with pytest.raises(ValueError, match=r"^no$"):
+        judge(ValueError("no"), intact=False)
+    with pytest.raises(ImplementationFailed) as caught:
+        judge(ValueError("no"), strict=True)
+    assert str(caught.value) == (
+        "silu_and_mul[vendor.acme] of vllm-fl-acme 0.3 raised ValueError: no "
+        "(the policy is strict: no fallback)"
+    )
+    for text in ("CUDA error: x", "NPU error: x", "device-side assert triggered", "ACL error 1"):
+        with pytest.raises(RuntimeError, match=r"error|assert"):
+            judge(RuntimeError(text))
+        assert judge(ValueError(text)) is True
+    if hasattr(torch, "AcceleratorError"):
+        with pytest.raises(torch.AcceleratorError):
+            judge(torch.AcceleratorError("lost"))
+
+
+@pytest.mark.parametrize(("initialized", "capturing"), [(True, True), (True, False), (False, True)])
+def test_nothing_goes_on_while_a_stream_is_capturing(
+    monkeypatch: pytest.MonkeyPatch, initialized: bool, capturing: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    if initialized and capturing:
+        with pytest.raises(ValueError, match="no"):
+            may_continue(ValueError("no"), impl("vendor.a"), strict=False, inputs_intact=True)
+    else:
+        assert may_continue(ValueError("no"), impl("vendor.a"), strict=False, inputs_intact=True)

@@ -130,3 +130,107 @@ def test_what_is_written_in_the_grammar_is_read_back(orders: dict[str, list[str]
 def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
     with contextlib.suppress(PolicyError):
         parse_per_op(text, "X")
+
+
+def test_vendors_are_compared_without_case_and_blanks() -> None:
+    policy = SelectionPolicy(deny_vendors=frozenset({" ACME ", " "}))
+    assert policy.deny_vendors == {"acme"}
+    allowed = SelectionPolicy(allow_vendors=frozenset({"Zeta", ""}))
+    assert allowed.allow_vendors == {"zeta"}
+    shouting = impl("vendor.ZETA")
+    assert allowed.objection(shouting) is None
+    assert policy.objection(impl("vendor.Acme")) == ("denied", "vendor acme is denied by default")
+    assert policy.objection(impl("reference.torch")) is None
+
+
+def test_layers_are_left_alone_as_the_lists_say() -> None:
+    policy = SelectionPolicy()
+    assert policy.layer_objection(["rms_norm"]) is None
+    off = policy.with_values("environment X", oot_enabled=False)
+    assert off.layer_objection(["rms_norm"]) == "layers are left alone by environment X"
+    listed = policy.with_values("environment Y", oot_blacklist=frozenset({"rms_norm"}))
+    for names in (["rms_norm"], ["fused_add_rms_norm", "rms_norm"]):
+        assert listed.layer_objection(names) == "operator rms_norm is denied by environment Y"
+    only = policy.with_values("environment Z", oot_whitelist=frozenset({"rms_norm"}))
+    assert only.layer_objection(["fused_add_rms_norm", "rms_norm"]) is None
+    assert only.layer_objection(["silu_and_mul"]) == (
+        "operator silu_and_mul is not allowed by environment Z"
+    )
+
+
+def test_shipped_defaults_yield_only_to_what_speaks_of_the_same_thing() -> None:
+    shipped = SelectionPolicy().with_values(
+        "platform defaults acme",
+        per_op_order={"rms_norm": ("stock",)},
+        compiled={"prefer": "vendor", "strict": True, "per_op_order": {"rms_norm": ("stock",),
+                                                                        "a": ("vendor",)}},
+    )  # fmt: skip
+    strict = shipped.with_values("user", strict=False)
+    assert strict.per_op_order == {"rms_norm": ("stock",)}
+    assert dict(strict.compiled) == {
+        "prefer": "vendor",
+        "per_op_order": {"rms_norm": ("stock",), "a": ("vendor",)},
+    }
+    ordered = shipped.with_orders("user", {"rms_norm": ("reference",)})
+    assert ordered.compiled["per_op_order"] == {"a": ("vendor",)}
+    assert ordered.compiled["strict"] is True
+    preferred = shipped.with_values("user", prefer="reference")
+    assert dict(preferred.compiled) == {"strict": True}
+    assert preferred.origin_of("per_op_order.rms_norm") == "default"
+    again = shipped.with_values("platform defaults acme", prefer="reference")
+    assert again.per_op_order == {"rms_norm": ("stock",)}
+
+
+def test_a_compiled_section_of_the_user_does_not_yield() -> None:
+    policy = SelectionPolicy().with_values("file a.yaml", compiled={"prefer": "vendor"})
+    assert policy.with_values("scope", prefer="reference").compiled == {"prefer": "vendor"}
+
+
+def test_orders_and_names_are_added_with_their_own_origin() -> None:
+    policy = SelectionPolicy().with_orders("one", {"a": ("flagos",), "b": ("flagos",)})
+    policy = policy.with_orders("two", {"b": ("vendor",)})
+    assert policy.per_op_order == {"a": ("flagos",), "b": ("vendor",)}
+    assert policy.origin_of("per_op_order.a") == "one"
+    assert policy.origin_of("per_op_order.b") == "two"
+    policy = policy.with_names("three", "oot_blacklist", frozenset({"x"}))
+    policy = policy.with_names("four", "oot_blacklist", frozenset({"y"}))
+    assert policy.oot_blacklist == {"x", "y"}
+    assert policy.origin_of("oot_blacklist.x") == "three"
+    assert policy.origin_of("oot_blacklist.y") == "four"
+
+
+def test_policies_differ_where_any_setting_does() -> None:
+    changes = {
+        "prefer": "vendor", "strict": True, "per_op_order": {"a": ("flagos",)},
+        "deny_vendors": frozenset({"a"}), "allow_vendors": frozenset({"a"}), "use_flagos": False,
+        "flagos_blacklist": frozenset({"a"}), "flagos_whitelist": frozenset({"a"}),
+        "oot_enabled": False, "oot_blacklist": frozenset({"a"}),
+        "oot_whitelist": frozenset({"a"}), "compiled": {"prefer": "vendor"},
+    }  # fmt: skip
+    policies = [SelectionPolicy(), *(SelectionPolicy(**{k: v}) for k, v in changes.items())]
+    assert len({policy.identity() for policy in policies}) == len(policies)
+    assert len({hash(policy) for policy in policies}) == len(policies)
+    for policy in policies:
+        assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_an_empty_order_and_a_bad_one_say_where_they_stand() -> None:
+    with pytest.raises(PolicyError, match=r"^here: an empty order; accepted: one or more of"):
+        parse_order([], "here")
+    with pytest.raises(PolicyError, match=r"^order of rms_norm: 'x' is not a token"):
+        SelectionPolicy(per_op_order={"rms_norm": ("x",)})
+    with pytest.raises(PolicyError, match=r"^VLLM_FL_PER_OP, a: 'x' is not a token"):
+        parse_per_op("a=x", "VLLM_FL_PER_OP")
+    with pytest.raises(PolicyError, match=r"^V: 'a' is named twice$"):
+        parse_per_op("a=flagos;a=vendor", "V")
+    with pytest.raises(
+        PolicyError, match=r"^V: 'a' is not of the form op=token\|token; example: rms"
+    ):
+        parse_per_op(" a ", "V")
+
+
+def test_an_empty_switch_is_its_default() -> None:
+    assert parse_bool(" ", "X", default=True) is True
+    assert parse_bool("", "X") is False
+    with pytest.raises(PolicyError, match=r"accepted: 1, on, true, yes or 0, false, no, off$"):
+        parse_bool("maybe", "X")

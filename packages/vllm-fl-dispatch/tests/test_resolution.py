@@ -136,3 +136,111 @@ def test_the_table_names_every_candidate_and_the_order() -> None:
     for each in ALL:
         assert each.impl_id in text
     assert "denied" in text
+
+
+def test_the_resolution_as_data_and_as_text() -> None:
+    policy = SelectionPolicy.from_dict(per_op_order={"silu_and_mul": "vendor:acme|reference"})
+    query = Query("silu_and_mul", {"dtype": "float32", "last_dim": None})
+    found = resolve(SPEC["silu_and_mul"], ALL, policy, Facts(query=query))
+    data = found.as_dict()
+    assert data["op"] == "silu_and_mul"
+    assert data["query"] == "silu_and_mul(dtype=float32)"
+    assert data["order"] == ["vendor:acme", "reference"]
+    assert data["order_origin"] == "per_op_order.silu_and_mul (code)"
+    assert data["selected"] == "vendor.acme"
+    assert data["note"] == ""
+    assert data["candidates"][0] == {
+        "impl_id": "vendor.acme",
+        "kind": "vendor",
+        "vendor": "acme",
+        "priority": 100,
+        "origin": "",
+        "accepted": True,
+        "outcome": "selected",
+        "reason": "token vendor:acme, priority 100",
+        "token": "vendor:acme",
+    }
+    assert [c["outcome"] for c in data["candidates"]] == [
+        "selected", "fallback", "not in the order", "not in the order",
+    ]  # fmt: skip
+    assert found.table() == (
+        "order: vendor:acme|reference, from per_op_order.silu_and_mul (code)\n"
+        "  implementation   decision          reason\n"
+        "  vendor.acme      selected          token vendor:acme, priority 100\n"
+        "  reference.torch  fallback          token reference, priority 50\n"
+        "  default.flagos   not in the order  no token of vendor:acme|reference names it\n"
+        "  vendor.zeta      not in the order  no token of vendor:acme|reference names it"
+    )
+
+
+def test_nothing_registered_is_said_in_words() -> None:
+    found = resolved(impls=[])
+    assert found.selected is None
+    assert found.as_dict()["selected"] is None
+    assert found.as_dict()["query"] is None
+    assert found.table().endswith("\n  (nothing is registered for this operator)")
+
+
+def test_refused_candidates_keep_their_token_and_stand_behind_the_accepted() -> None:
+    found = resolved(
+        SelectionPolicy.from_dict(deny_vendors=["zeta"]),
+        available={"default.flagos": Verdict.no("no device")},
+    )
+    assert [(d.impl.impl_id, d.token, d.accepted) for d in found.decisions] == [
+        ("vendor.acme", "vendor", True),
+        ("reference.torch", "reference", True),
+        ("default.flagos", "flagos", False),
+        ("vendor.zeta", "vendor", False),
+    ]
+
+
+def test_a_plain_no_still_has_a_reason() -> None:
+    picky = impl("vendor.picky", supports=lambda query: False)
+    query = Query("silu_and_mul", {"last_dim": 7})
+    found = resolved(impls=[picky, *ALL], query=query)
+    assert outcome(found, "vendor.picky") == (
+        Outcome.UNSUPPORTED,
+        "does not support silu_and_mul(last_dim=7)",
+    )
+
+
+def test_sizes_count_only_where_they_are_known() -> None:
+    small = impl("default.small", max_numel=10)
+    for numel, accepted in ((None, True), (10, True), (11, False)):
+        assert ("default.small" in ids(resolved(impls=[small], numel=numel))) == accepted
+
+
+def test_the_lists_of_flagos_speak_of_operators_and_groups() -> None:
+    shifted = [impl("default.flagos", lambda x, residual, weight, epsilon: x)]
+
+    def found(**lists: Any) -> tuple[Outcome, str]:
+        policy = SelectionPolicy().with_values("file a.yaml", **lists)
+        return outcome(resolved(policy, shifted, "fused_add_rms_norm"), "default.flagos")
+
+    assert found(flagos_blacklist=frozenset({"rms_norm"})) == (
+        Outcome.DENIED,
+        "operator rms_norm is denied by file a.yaml",
+    )
+    assert found(flagos_blacklist=frozenset({"fused_add_rms_norm"}))[0] is Outcome.DENIED
+    assert found(flagos_whitelist=frozenset({"silu_and_mul"})) == (
+        Outcome.NOT_ALLOWED,
+        "operator fused_add_rms_norm is not allowed by file a.yaml",
+    )
+    assert found(flagos_whitelist=frozenset({"rms_norm"}))[0] is Outcome.SELECTED
+    assert found(use_flagos=False) == (
+        Outcome.DENIED,
+        "FlagGems is switched off by file a.yaml",
+    )
+
+
+def test_the_appended_order_says_so_word_for_word() -> None:
+    policy = SelectionPolicy.from_dict(per_op_order={"rms_norm": "vendor:acme"})
+    reference = impl("reference.torch", lambda x, residual, weight, epsilon: x)
+    found = resolved(policy, [reference], "fused_add_rms_norm")
+    assert found.order == ("vendor:acme", "stock", "reference")
+    assert found.note == (
+        "fused_add_rms_norm inherits the order of rms_norm, which leaves it without an "
+        "implementation; stock and reference were appended"
+    )
+    own = SelectionPolicy.from_dict(per_op_order={"fused_add_rms_norm": "vendor:acme"})
+    assert ids(resolved(own, [reference], "fused_add_rms_norm")) == []

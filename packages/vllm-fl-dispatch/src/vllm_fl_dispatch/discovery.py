@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vllm_fl_dispatch.types import Origin
 
@@ -54,7 +55,8 @@ class _Found:
     vllm: list[Source] = field(default_factory=list)
     shadowed: list[tuple[str, str, str]] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
-    paths: dict[str, str] = field(default_factory=dict)
+    #: normalised name -> (path, entry points, distribution) of the copy that counts
+    first: dict[str, tuple[str, str | None, Any]] = field(default_factory=dict)
 
 
 def scan_distributions(path: list[str] | None = None) -> Scan:
@@ -72,12 +74,17 @@ def scan_distributions(path: list[str] | None = None) -> Scan:
         name = _name_from_path(where)
         key = normalized(name)
         text = _read(dist, found, where)
-        if key in found.paths:
-            # Copies matter only where one of the two is ours or announces something to us.
-            if _concerns_us(key, text):
-                found.shadowed.append((name, found.paths[key], where))
+        if key in found.first:
+            # Copies matter only where one of the two is ours or announces something to us. An
+            # editable install leaves an equal copy beside the sources: no harm, no word.
+            used, used_text, used_dist = found.first[key]
+            if _concerns_us(key, text) and (_version(dist), text) != (
+                _version(used_dist),
+                used_text,
+            ):
+                found.shadowed.append((name, used, where))
             continue
-        found.paths[key] = where
+        found.first[key] = (where, text, dist)
         if text is not None and _mentions(text):
             _parse(dist, text, where, name, found)
     return Scan(
@@ -106,6 +113,11 @@ def _name_from_path(where: str) -> str:
     return base.split("-", 1)[0]
 
 
+def _version(dist: object) -> str:
+    metadata = getattr(dist, "metadata", None)
+    return (metadata["Version"] or "") if metadata is not None else ""
+
+
 def _concerns_us(key: str, text: str | None) -> bool:
     return key.startswith("vllm-fl") or (text is not None and GROUP in text)
 
@@ -124,8 +136,7 @@ def _read(dist: object, found: _Found, where: str) -> str | None:
 
 
 def _parse(dist: object, text: str, where: str, name: str, found: _Found) -> None:
-    metadata = getattr(dist, "metadata", None)
-    version = (metadata["Version"] or "") if metadata is not None else ""
+    metadata, version = getattr(dist, "metadata", None), _version(dist)
     real_name = (metadata["Name"] or name) if metadata is not None else name
     for group, entry, value in _entries(text, found, where):
         source = Source(entry, value, Origin(real_name, version, entry), where)

@@ -134,13 +134,15 @@ class SelectionPolicy:
                 changed["per_op_order"] = kept
         if "compiled" not in values and self.origin_of("compiled").startswith(PLATFORM):
             compiled = {k: v for k, v in self.compiled.items() if k not in values}
-            if "prefer" in values:
-                compiled.pop("per_op_order", None)
-            elif "per_op_order" in values and "per_op_order" in compiled:
-                orders = compiled["per_op_order"]
+            orders = self.compiled.get("per_op_order", {})
+            if "prefer" not in values and orders:
+                own = values.get("per_op_order", {})
+                same = {op for op in own if self.per_op_order.get(op) == own[op]}
                 compiled["per_op_order"] = {
-                    op: order for op, order in orders.items() if op not in values["per_op_order"]
+                    op: order for op, order in orders.items() if op not in own or op in same
                 }
+            else:
+                compiled.pop("per_op_order", None)
             if compiled != dict(self.compiled):
                 changed["compiled"] = compiled
         return changed
