@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,28 +71,33 @@ def install_vllm(session: nox.Session) -> None:
     session.install("-r", str(listed), "gguf", "accelerate")
 
 
-def install_wheels(session: nox.Session, *tools: str) -> None:
-    """vLLM, and our distributions and the third-party one as users get them: from wheels."""
-    acme = INTEGRATION / "acme"
-    sources = [*PACKAGES, acme]
-    changing = [
-        file.read_text() for path in sources for file in sorted((path / "src").rglob("*.py"))
-    ]
+def install_wheels(session: nox.Session, *tools: str, sources: Sequence[Path] = PACKAGES) -> None:
+    """vLLM, tools, and distributions as users get them: from wheels."""
 
     def install() -> None:
         install_vllm(session)
-        session.install(*tools)
+        if tools:
+            session.install(*tools)
 
     provision(session, ["wheels", VLLM, TORCH, *tools], install)
-    wheels = Path(session.create_tmp()) / "wheels"
-    digest = hashlib.sha256("\n".join(changing).encode()).hexdigest()
+    code = [
+        file.read_bytes()
+        for path in sources
+        for file in sorted((path / "src").rglob("*"))
+        if file.suffix in (".py", ".yaml")
+    ]
+    digest = hashlib.sha256(b"".join(code)).hexdigest()
     stamp = Path(session.virtualenv.location) / "wheels-installed"
     if stamp.exists() and stamp.read_text() == digest:
         return
+    wheels = Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
     session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels),
                 *map(str, sources))  # fmt: skip
-    session.install("--force-reinstall", "--no-deps", *map(str, sorted(wheels.glob("*.whl"))))
-    session.install(*map(str, sorted(wheels.glob("*.whl"))))
+    built = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
+    # First what they depend on, then they themselves even where the version is the same.
+    session.install(*built)
+    session.install("--force-reinstall", "--no-deps", *built)
     stamp.write_text(digest)
 
 
@@ -110,17 +116,39 @@ def typecheck(session: nox.Session) -> None:
     session.run("mypy", *(str(path / "src") for path in PACKAGES), "noxfile.py")
 
 
-def run_tests(session: nox.Session, path: Path) -> None:
+def run_tests(session: nox.Session, path: Path, *arguments: str) -> None:
     """The tests of one distribution, with arguments from the command line."""
-    session.run("pytest", str(path / "tests"), *session.posargs)
+    selection = session.posargs or ["-m", "not slow and not gpu"]
+    session.run("pytest", str(path / "tests"), *arguments, *selection)
 
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The unit tests of every distribution, without vLLM."""
+    """The unit tests of every distribution, without vLLM; the core's with branch coverage."""
     install_editable(session, *TEST_TOOLS)
     for path in PACKAGES:
-        run_tests(session, path)
+        run_tests(session, path, *(["--cov", "--cov-report=term"] if path.name == CORE else []))
+
+
+@nox.session
+def unit_full(session: nox.Session) -> None:
+    """The same with what is too long for every change."""
+    install_editable(session, *TEST_TOOLS)
+    for path in PACKAGES:
+        session.run("pytest", str(path / "tests"), "-m", "not gpu", *session.posargs)
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Mutants of the decisions and parsers; fails below 85 % killed."""
+    install_editable(session, *TEST_TOOLS, "mutmut==3.8.1")
+    copy = Path(session.create_tmp()) / "mutation"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "packages" / CORE, copy, ignore=shutil.ignore_patterns("*.egg-info"))
+    session.chdir(copy)
+    with open("mutation.log", "w", encoding="utf-8") as log:  # a line per mutant
+        session.run("mutmut", "run", stdout=log, success_codes=[0, 1])
+    session.run("python", str(ROOT / "benchmarks" / "mutation_score.py"), "--at-least", "0.85")
 
 
 def backend_session(path: Path) -> None:
@@ -152,7 +180,7 @@ def integration_full(session: nox.Session) -> None:
 
 def run_integration(session: nox.Session, *selection: str) -> None:
     """Tests on vLLM; the model of the demo is one of them."""
-    install_wheels(session, *TEST_TOOLS)
+    install_wheels(session, *TEST_TOOLS, sources=[*PACKAGES, INTEGRATION / "acme"])
     model = demo_model(session)
     session.run(
         "pytest", str(INTEGRATION), *selection, *session.posargs, env={"DEMO_MODEL": str(model)}
@@ -220,5 +248,14 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests_full(session: nox.Session) -> None:
     """The same with what is too long for every change."""
-    for name in ("lint", "typecheck", "unit", "integration_full", "build", "docs", "bench"):
+    for name in (
+        "lint",
+        "typecheck",
+        "unit_full",
+        "integration_full",
+        "mutation",
+        "build",
+        "docs",
+        "bench",
+    ):
         session.notify(name)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy, api, discovery
+from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.discovery import Source
 from vllm_fl_dispatch.types import Origin
 
@@ -36,6 +37,13 @@ def _answers(impl_id: str) -> Callable[..., Any]:
         return impl_id
 
     return answer
+
+
+@pytest.fixture(autouse=True)
+def no_carried_policy() -> Iterator[None]:
+    """A policy that a test sets in code must not reach the next test's processes."""
+    yield
+    carry(None)
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from vllm_fl_dispatch import (
 )
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import PlatformDefaults, effective
+from vllm_fl_dispatch.explain import policy_settings
+from vllm_fl_dispatch.scopes import scoped
 
 
 def policy_of(environ: dict[str, str]) -> SelectionPolicy:
@@ -315,3 +317,32 @@ def test_any_file_is_a_policy_or_a_policy_error(tmp_path: Path, text: str) -> No
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     with contextlib.suppress(PolicyError):
         policy_from_config(path)
+
+
+def test_the_origin_of_every_value_with_a_platform_three_variables_and_a_scope(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_FL_PER_OP", "rms_norm=vendor:acme")
+    monkeypatch.setenv("VLLM_FL_DENY_VENDORS", "zeta")
+    monkeypatch.setenv("VLLM_FL_OOT_BLACKLIST", "gelu_and_mul")
+    manager = plugin_manager(module)
+    with scoped(manager, strict=True):
+        found = {s.name: (s.value, s.origin) for s in policy_settings(manager.current_policy())}
+    assert found == {
+        "prefer": ("vendor", "platform defaults acme of dist-of-planted 1.2.3"),
+        "strict": ("true", "scope"),
+        "use_flagos": ("true", "default"),
+        "oot_enabled": ("true", "default"),
+        "allow_vendors": ("(all)", "default"),
+        "deny_vendors": ("zeta", "environment VLLM_FL_DENY_VENDORS"),
+        "flagos_whitelist": ("(all)", "default"),
+        "flagos_blacklist": ("(none)", "default"),
+        "oot_whitelist": ("(all)", "default"),
+        "oot_blacklist": ("gelu_and_mul", "environment VLLM_FL_OOT_BLACKLIST"),
+        "per_op_order.rms_norm": ("vendor:acme", "environment VLLM_FL_PER_OP"),
+    }
+
+
+def test_every_variable_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    assert [v.name for v in environment.VARIABLES if f"`{v.name}`" not in page] == []

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_fl_dispatch import OpManager, SelectionPolicy, Verdict, discovery
+import vllm_fl_dispatch as fl
+from vllm_fl_dispatch import OpManager, PolicyError, SelectionPolicy, Verdict, discovery
 
 from .conftest import impl, source
 
@@ -215,3 +216,53 @@ def test_a_failed_start_can_be_retried(monkeypatch: pytest.MonkeyPatch, tmp_path
     manager.ensure_built()
     assert manager.policy.prefer == "vendor"
     assert "rms_norm" in manager.registry.op_names()
+
+
+WORKER = """
+import multiprocessing as mp
+import vllm_fl_dispatch as fl
+
+def work(queue):
+    policy = fl.get_policy()
+    queue.put((policy, policy.origin_of("per_op_order.rms_norm")))
+
+def ask():
+    queue = mp.get_context("spawn").Queue()
+    process = mp.get_context("spawn").Process(target=work, args=(queue,))
+    process.start()
+    answer = queue.get(timeout=60)
+    process.join()
+    return answer
+"""
+
+
+def test_a_policy_set_in_code_reaches_spawned_workers(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module("policy_worker", WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("VLLM_FL_PREFER", "reference")
+    import policy_worker  # type: ignore[import-not-found]  # written above
+
+    policy = SelectionPolicy.from_dict(
+        prefer="vendor", per_op_order={"rms_norm": "flagos|stock"}, deny_vendors=["zeta"]
+    ).with_values("code", compiled={"per_op_order": {"rms_norm": ("reference",)}})
+    fl.set_global_policy(policy)
+    try:
+        found, origin = policy_worker.ask()
+        assert found == policy
+        assert origin == "code of the parent process (code)"
+    finally:
+        fl.reset_global_policy()
+    found, _ = policy_worker.ask()
+    assert found.prefer == "reference"
+    assert found.per_op_order == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"origins": {}, "no_such": 1}'])
+def test_a_carried_policy_written_by_hand_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("VLLM_FL_CARRIED_POLICY", text)
+    with pytest.raises(PolicyError, match="not by hand"):
+        OpManager(sources=()).ensure_built()

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from vllm_fl_dispatch import discovery
+from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.fallback import Failure
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.manager import OpManager
@@ -79,12 +80,15 @@ def get_policy() -> SelectionPolicy:
 
 
 def set_global_policy(policy: SelectionPolicy) -> None:
-    """Replace the process-wide policy, for all threads. Other processes do not see it."""
+    """Replace the process-wide policy, for all threads, and for the processes that this one
+    starts from now on (vLLM's workers among them)."""
     get_default_manager().set_policy(policy)
+    carry(policy)
 
 
 def reset_global_policy() -> None:
     """Return to the policy that files and environment say; they are read again."""
+    carry(None)
     get_default_manager().set_policy(None)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_fl_dispatch.config import environment
+from vllm_fl_dispatch.config.carried import carried
 from vllm_fl_dispatch.policy import PLATFORM, SelectionPolicy
 
 
@@ -31,11 +32,17 @@ class Effective:
 def effective(
     environ: Mapping[str, str] | None = None, platform: PlatformDefaults | None = None
 ) -> Effective:
-    """`VLLM_FL_CONFIG` alone if set; otherwise the environment over platform defaults over ours.
+    """The policy in force.
+
+    What a parent process set in code alone if it did; `VLLM_FL_CONFIG` alone if set; otherwise
+    the environment over platform defaults over ours.
 
     Raises:
         PolicyError: a wrong value, or a file that the user named and that cannot be used.
     """
+    handed = carried(environ)
+    if handed is not None:
+        return Effective(handed, tuple(_unknown(environ)))
     path = environment.read("VLLM_FL_CONFIG", environ)
     if path is not None:
         return _from_file(path.strip(), environ)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.scopes import open_scope
 from vllm_fl_dispatch.types import BackendImplKind
 
 logger = get_logger(__name__)
@@ -21,6 +24,11 @@ def activate() -> list[str]:
         return []
     manager = get_default_manager()
     manager.ensure_built()
+    if open_scope(manager) is not None and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
+        logger.warning(
+            "a policy scope is open around vLLM's start; it does not reach the processes that vLLM "
+            "starts: use set_global_policy, which does"
+        )
     from vllm_fl_dispatch.vllm import compat, fingerprint, layers
 
     fingerprint.publish(manager)
