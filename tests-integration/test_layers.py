@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,8 +21,9 @@ from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 
 import vllm_fl_dispatch as fl
 from vllm_fl_dispatch import BackendImplKind, OpImpl, SelectionPolicy, api
+from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.vllm import register
-from vllm_fl_dispatch.vllm.layers import Dispatched
+from vllm_fl_dispatch.vllm.layers import Dispatched, replaceable
 from vllm_fl_dispatch.vllm.plugin import activate
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -36,6 +39,7 @@ def clean() -> Iterator[None]:
             for name in [n for n, c in registry.items() if issubclass(c, Dispatched)]:
                 del registry[name]
         api._default = None
+        carry(None)
 
     clear()
     yield
@@ -340,6 +344,44 @@ def test_a_fault_of_ours_never_breaks_vllm(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("VLLM_FL_PREFER", "vendro")
     register()
     assert not any(issubclass(c, Dispatched) for c in op_registry_oot.values())
+
+
+def test_a_strict_start_does_not_go_on_without_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendro")
+    monkeypatch.setenv("VLLM_FL_STRICT", "1")
+    with pytest.raises(fl.PolicyError, match="vendro"):
+        register()
+
+
+def test_where_nothing_fits_the_policy_vllms_own_layer_stays_or_a_strict_start_fails(
+    built: Callable[..., Any],
+) -> None:
+    order = {"silu_and_mul": "flagos"}
+    layer = built(SiluAndMul, SelectionPolicy.from_dict(per_op_order=order))
+    assert type(layer) is SiluAndMul
+    strict = SelectionPolicy.from_dict(per_op_order=order, strict=True)
+    with pytest.raises(fl.NoImplementation, match="no implementation of 'silu_and_mul'"):
+        built(SiluAndMul, strict)
+
+
+def test_a_module_that_this_vllm_does_not_have_is_left_out(
+    built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("hw_agnostic.layers.layernorm", "layers.rotary_embedding"):
+        monkeypatch.setitem(sys.modules, f"vllm.model_executor.{name}", None)
+    assert isinstance(built(SiluAndMul), Dispatched)
+    assert "RotaryEmbedding" not in op_registry_oot
+
+
+def test_a_replaced_layer_takes_what_vllms_takes(built: Callable[..., Any]) -> None:
+    built(SiluAndMul)
+    for base, family, _ in replaceable():
+        forward = getattr(family, "forward_fl", None)
+        if forward is None:
+            continue
+        native = list(inspect.signature(base.forward_native).parameters.values())
+        ours = list(inspect.signature(forward).parameters.values())
+        assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in native], base
 
 
 def test_our_variables_are_known_to_vllm_and_only_the_selection_changes_its_cache_key(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_fl_dispatch import discovery, report_files
+from vllm_fl_dispatch import discovery
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.config.values import parse_names
@@ -122,6 +122,8 @@ class OpManager:
         folder = read("VLLM_FL_REPORT")
         if folder is None or self._report_folder is not None:
             return
+        from vllm_fl_dispatch import report_files  # few processes need it
+
         try:
             report_files.start(self, Path(folder))
         except OSError as error:
@@ -170,6 +172,8 @@ class OpManager:
             self.registry.on_change = self._registry_changed
         self.report.forget()
         if self._report_folder is not None:
+            from vllm_fl_dispatch import report_files
+
             report_files.start(self, self._report_folder)
         self._invalidate()
 

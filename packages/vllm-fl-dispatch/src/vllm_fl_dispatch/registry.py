@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -173,6 +172,8 @@ class Registrar:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that is most like this one, or ""."""
+    import difflib  # only for messages
+
     found = difflib.get_close_matches(name, list(known), n=1)
     return found[0] if found else ""
 

@@ -12,6 +12,7 @@ import typer
 from vllm_fl_dispatch.api import get_default_manager, set_global_policy
 from vllm_fl_dispatch.cli.app import AsJson, app, console, show, table
 from vllm_fl_dispatch.config.values import parse_per_op
+from vllm_fl_dispatch.logger_manager import set_log_level
 from vllm_fl_dispatch.policy import SelectionPolicy
 
 QUESTIONS = ("What is the capital of France?", "What is the largest planet of the solar system?")
@@ -23,7 +24,6 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_FL_LOG_LEVEL": "WARNING",
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
@@ -47,6 +47,8 @@ def demo(
     """Ask a model two questions through vLLM; say which implementation served which operator."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if "VLLM_FL_LOG_LEVEL" not in os.environ:
+        set_log_level("WARNING")
     manager = get_default_manager()
     manager.ensure_built()
     set_global_policy(_policy(prefer, per_op))

@@ -71,5 +71,12 @@ def _wanted(manager: OpManager, op: str) -> bool:
 def _is_dispatched(manager: OpManager, op: str, compiled: bool) -> bool:
     """Does the policy choose something other than vLLM's own layer in this mode?"""
     policy = manager.current_policy().for_mode(compiled)
-    selected = manager.resolve(op, policy=policy, stock=True).selected
-    return selected is not None and selected.kind is not BackendImplKind.STOCK
+    resolution = manager.resolve(op, policy=policy, stock=True)
+    if resolution.selected is not None:
+        return resolution.selected.kind is not BackendImplKind.STOCK
+    if not policy.strict:
+        logger.warning_once(
+            f"{op}: no implementation fits the policy, vLLM's own layers stay\n{resolution.table()}"
+        )
+    # Under a strict policy the layer is replaced, and raises when it is built.
+    return policy.strict
