@@ -9,24 +9,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_fl_dispatch import discovery
+from vllm_fl_dispatch import discovery, startup
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.environment import read, switch
-from vllm_fl_dispatch.config.values import parse_names
-from vllm_fl_dispatch.contracts import check_contract, lowered
-from vllm_fl_dispatch.errors import PolicyError
-from vllm_fl_dispatch.fallback import FailureMemory, may_continue
+from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call, Handle, make_handle
+from vllm_fl_dispatch.implementations import Implementations
 from vllm_fl_dispatch.logger_manager import get_logger
-from vllm_fl_dispatch.platforms import platform_defaults
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
-from vllm_fl_dispatch.registry import OpRegistry, unknown_name
+from vllm_fl_dispatch.registry import OpRegistry
 from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
 from vllm_fl_dispatch.scopes import Scope, current_policy, make_routers, scopes_here
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Origin, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
 
 logger = get_logger(__name__)
 
@@ -57,9 +54,7 @@ class OpManager:
         self._building = False
         self._before_build = self.registry.snapshot()
         self._loader = PluginLoader()
-        self._verdicts: dict[tuple[str, str, str], Verdict] = {}
-        self._loaded: dict[tuple[str, str], Call] = {}
-        self._tried: dict[tuple[str, str, str], str | None] = {}
+        self._implementations = Implementations(self.failures)
         self._announced: dict[str, str] = {}
         #: operator -> public handle
         self.handles: dict[str, Call] = {}
@@ -88,34 +83,11 @@ class OpManager:
             self._invalidate()
 
     def _build(self) -> None:
-        from vllm_fl_dispatch.ops import SPECS
-
         self._before_build = self.registry.snapshot()
-        core = Origin("vllm-fl-dispatch")
-        for spec in SPECS:
-            self.registry.add_spec(spec, core)
-        if self._sources is None:
-            scan = discovery.installed()
-            for file, problem in scan.problems:
-                logger.warning("%s: %s", file, problem)
-            sources = (*scan.sources, *discovery.module_sources())
-        else:
-            sources = self._sources
-        disabled = frozenset(parse_names(read("VLLM_FL_DISABLED_PLUGINS") or ""))
-        records = []
-        for source in sources:
-            record = self._loader.load(source, self.registry, disabled)
-            records.append(record)
-            if record.status == "broken":
-                logger.warning(
-                    "plugin %s of %s was left out: %s", source.name, source.origin, record.error
-                )
-        self.records = tuple(records)
-        for refusal in self.registry.snapshot().refusals:
-            logger.warning("%s: refused %s: %s", refusal.origin, refusal.what, refusal.reason)
+        self.records = startup.build(self.registry, self._loader, self._sources)
         if self._policy is None:
-            self._configured = self._configure()
-        self._check_names(self.policy)
+            self._configured = startup.configured(self.records)
+        startup.check_names(self.policy, self.registry)
         self._start_report()
 
     def _start_report(self) -> None:
@@ -131,34 +103,6 @@ class OpManager:
             logger.warning("VLLM_FL_REPORT=%s: no report is written: %s", folder, error)
         else:
             self._report_folder = Path(folder)
-
-    def _configure(self) -> SelectionPolicy:
-        """The policy of files and environment, with what must be said about it said once."""
-        found = effective(platform=platform_defaults(self.records))
-        for warning in found.warnings:
-            logger.warning_once(warning)
-        return found.policy
-
-    def _check_names(self, policy: SelectionPolicy) -> None:
-        """Names in a policy that nothing here has: a warning, or an error when strict."""
-        ops, vendors = self.registry.op_names(), self.registry.vendors()
-        named = [
-            token.partition(":")[2]
-            for order in policy.per_op_order.values()
-            for token in order
-            if token.startswith("vendor:")
-        ]
-        problems = [
-            unknown_name("operator", op, ops) for op in policy.per_op_order if op not in ops
-        ]
-        listed = [*named, *policy.deny_vendors, *(policy.allow_vendors or ())]
-        problems += [
-            unknown_name("vendor", v, vendors) for v in dict.fromkeys(listed) if v not in vendors
-        ]
-        for problem in problems:
-            if policy.strict:
-                raise PolicyError(f"{problem} (the policy is strict)")
-            logger.warning("policy: %s", problem)
 
     def reset_in_child(self) -> None:
         """In a forked child: new locks (an inherited one may be held for ever), and a start
@@ -194,10 +138,10 @@ class OpManager:
         """Replace the process-wide policy; None returns to configuration."""
         with self.lock:
             if policy is not None and self._built:
-                self._check_names(policy)
+                startup.check_names(policy, self.registry)
             self._policy = policy
             if policy is None and self._built:
-                self._configured = self._configure()
+                self._configured = startup.configured(self.records)
             self._invalidate()
 
     def current_policy(self) -> SelectionPolicy:
@@ -242,14 +186,15 @@ class OpManager:
         spec = self.registry.spec(op_name)
         impls = self.registry.impls(op_name)
         policy = policy or self.current_policy()
+        ask = self._implementations.ask
         failures = {
             impl.impl_id: reason
             for impl in impls
             if (reason := self.failures.reason(impl, None)) is not None
         }
         facts = Facts(
-            installed={impl.impl_id: self._ask("installed", impl) for impl in impls},
-            available={impl.impl_id: self._ask("available", impl) for impl in impls},
+            installed={impl.impl_id: ask("installed", impl) for impl in impls},
+            available={impl.impl_id: ask("available", impl) for impl in impls},
             failures={**failures, **(refused or {})},
             query=query,
             numel=numel,
@@ -263,61 +208,14 @@ class OpManager:
             logger.warning_once(resolution.note)
         return resolution
 
-    def _ask(self, question: str, impl: OpImpl) -> Verdict:
-        """`installed` or `available` of an implementation; asked once per process."""
-        where = (question, impl.op_name, impl.impl_id)
-        if where not in self._verdicts:
-            ask = getattr(impl, question)
-            try:
-                verdict = Verdict.yes() if ask is None else Verdict.of(ask(), f"{question}: no")
-            # A device library may raise OSError, RuntimeError or anything else when probed.
-            except Exception as error:  # noqa: BLE001
-                verdict = Verdict.no(f"{type(error).__name__} while asking: {error}")
-            self._verdicts[where] = verdict
-        return self._verdicts[where]
-
     def load(self, spec: OpSpec, impl: OpImpl) -> Call | None:
-        """The function of an implementation; None if it cannot be loaded (now remembered)."""
-        where = (impl.op_name, impl.impl_id)
-        if where not in self._loaded:
-            try:
-                fn = impl.load() if impl.load is not None else impl.fn
-                assert fn is not None
-                check_contract(spec, impl, fn)
-            except Exception as error:
-                if self.current_policy().strict:
-                    raise
-                self.failures.add(impl, None, error)
-                logger.warning("%s cannot be loaded: %s: %s", impl, type(error).__name__, error)
-                return None
-            self._loaded[where] = fn
-        return self._loaded[where]
+        """The function of an implementation; None if it cannot be loaded. See `Implementations`."""
+        return self._implementations.load(spec, impl, strict=self.current_policy().strict)
 
     def try_out(self, spec: OpSpec, impl: OpImpl, fn: Call, query: Query) -> str | None:
-        """Call an implementation once on a tiny input of this kind; why it failed, or None.
-
-        So most failures happen at start-up. The same kind is tried once per process.
-
-        Raises:
-            ImplementationFailed: it failed and the policy is strict.
-        """
-        if spec.example is None or impl.kind is BackendImplKind.STOCK:
-            return None
-        where = (impl.op_name, impl.impl_id, str(query))
-        if where not in self._tried:
-            args, options = spec.example(query)
-            key = () if spec.facts is None else spec.facts(*args, **options)
-            self._tried[where] = None
-            try:
-                args, options = lowered(spec, fn, args, options)
-                fn(*args, **options)
-            except Exception as error:  # noqa: BLE001  # judged in the next line
-                strict = self.current_policy().strict
-                if may_continue(error, impl, strict=strict, inputs_intact=True):
-                    self.failures.add(impl, key, error)
-                    logger.warning("%s failed when it was tried: %s", impl, error)
-                self._tried[where] = f"{type(error).__name__}: {error}"
-        return self._tried[where]
+        """Why an implementation fails on a tiny input, or None. See `Implementations`."""
+        strict = self.current_policy().strict
+        return self._implementations.try_out(spec, impl, fn, query, strict=strict)
 
     # -- slots --------------------------------------------------------------------------------
 
@@ -374,7 +272,7 @@ class OpManager:
                 self._invalidate()
 
     def _invalidate(self) -> None:
-        self._verdicts.clear()
+        self._implementations.forget_verdicts()
         for slot in list(self._slots):
             slot.invalidate()
         self._route_all()
@@ -413,7 +311,7 @@ class OpManager:
         """Forget all failures; the implementations are tried again."""
         with self.lock:
             self.failures.clear()
-            self._tried.clear()
+            self._implementations.forget_trials()
             self._invalidate()
 
 

@@ -6,36 +6,21 @@ Where nothing needs a check, the implementation itself stands in the slot. Where
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
+from vllm_fl_dispatch.candidates import Candidate
+from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.errors import NoImplementation, OpNotSupported
-from vllm_fl_dispatch.fallback import copy_arguments, may_continue
+from vllm_fl_dispatch.fallback import may_continue
 from vllm_fl_dispatch.handles import Call, make_handle
 from vllm_fl_dispatch.policy import SelectionPolicy
-from vllm_fl_dispatch.resolution import Resolution
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.resolution import Outcome, Resolution
+from vllm_fl_dispatch.types import OpImpl, OpSpec, Query
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
-
-
-@dataclass(eq=False)
-class Candidate:
-    """An accepted implementation, loaded, with what its calls need."""
-
-    impl: OpImpl
-    fn: Call
-    missing: frozenset[str]
-    mutated: tuple[int, ...]
-    proven: set[Hashable] = field(default_factory=set)
-
-    @property
-    def limited(self) -> bool:
-        impl = self.impl
-        return impl.needs_contiguous or impl.max_numel is not None or not impl.empty_ok
 
 
 class Slot:
@@ -76,7 +61,6 @@ class Slot:
         self._by_fn: dict[Call, Candidate] = {}
         self._plans: dict[Hashable, tuple[Candidate, ...]] = {}
         self._data = tuple(positional_names(spec).index(name) for name in spec.data)
-        self._options = option_defaults(spec)
         self._handle = make_handle(spec, self._first_call, self._recover)
         #: The call, with all options of the contract.
         self.call = self._handle.call
@@ -147,14 +131,9 @@ class Slot:
         fn = self.stock if impl.impl_id == "stock" else self.manager.load(self.spec, impl)
         if fn is None:
             return None
-        missing = missing_options(self.spec, fn)
-        names = positional_names(self.spec)
-        mutated = tuple(names.index(name) for name in impl.mutates)
-        known = next((c for c in self._candidates if c.impl is impl), None)
         counted = self.manager.report.counted(impl, self.mode, fn)
-        if known is not None and known.fn is counted:
-            return known
-        return Candidate(impl, counted, missing, mutated)
+        known = next((c for c in self._candidates if c.impl is impl and c.fn is counted), None)
+        return known or Candidate.of(self.spec, impl, fn, counted)
 
     def _rebind(self) -> None:
         first = self._candidates[0]
@@ -220,15 +199,15 @@ class Slot:
                 continue
             if not candidate.impl.empty_ok and self._is_empty(args):
                 return self._empty_answer(args, options)
-            objection = self._objection(candidate, args)
+            objection = candidate.objection(args)
             if objection:
                 reasons[candidate.impl.impl_id] = objection
                 continue
             try:
-                result = self._call(candidate, key, args, options)
+                result = candidate.call(args, options, key, self.donate)
             # Whose fault it is, and what follows, is decided in one place.
             except Exception as error:  # noqa: BLE001
-                intact = not candidate.mutated or self._on_copies(candidate, key)
+                intact = not candidate.mutated or candidate.on_copies(key, self.donate)
                 remember = may_continue(
                     error, candidate.impl, strict=self._strict(), inputs_intact=intact
                 )
@@ -241,34 +220,7 @@ class Slot:
             return result
         if first_error is not None:
             raise first_error
-        raise NoImplementation(self._with_reasons(key, reasons))
-
-    def _call(
-        self, candidate: Candidate, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        if candidate.missing:
-            args, options = lower(self.spec, candidate.missing, args, options)
-        if candidate.mutated:
-            if self._on_copies(candidate, key):
-                copied = copy_arguments(args, candidate.mutated, keep_layout=self.donate)
-                args = tuple(copied)
-            else:
-                args = self._distinct(args, candidate.mutated)
-        return candidate.fn(*args, **options)
-
-    def _on_copies(self, candidate: Candidate, key: Hashable) -> bool:
-        return not self.donate or key not in candidate.proven
-
-    @staticmethod
-    def _distinct(args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
-        """Two donated arguments that are one tensor would be overwritten twice."""
-        seen: list[Any] = []
-        changed = list(args)
-        for position in positions:
-            if any(changed[position] is other for other in seen):
-                changed[position] = changed[position].clone()
-            seen.append(changed[position])
-        return tuple(changed)
+        raise NoImplementation(self._with_reasons(args, options, reasons))
 
     def _succeeded(
         self, candidate: Candidate, key: Hashable, failed: dict[Candidate, Exception | None]
@@ -297,45 +249,14 @@ class Slot:
         """The candidates that may serve calls with these facts."""
         plan = self._plans.get(key)
         if plan is None:
-            plan = tuple(c for c, no in self._judged(key, args, options) if no is None)
+            reason = self.manager.failures.reason
+            plan = tuple(
+                candidate
+                for candidate in self._candidates
+                if reason(candidate.impl, key) is None and candidate.refusal(args, options) is None
+            )
             self._plans[key] = plan
         return plan
-
-    def _judged(
-        self, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Iterator[tuple[Candidate, str | None]]:
-        for candidate in self._candidates:
-            yield candidate, self._refusal(candidate, key, args, options)
-
-    def _refusal(
-        self, candidate: Candidate, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> str | None:
-        failure = self.manager.failures.reason(candidate.impl, key)
-        if failure is not None:
-            return f"failed earlier: {failure}"
-        for name in candidate.missing & set(options):
-            if options[name] != self._options[name] and name not in self.spec.lower:
-                return f"has no option {name}"
-        if candidate.impl.supports is not None:
-            args, options = lower(self.spec, candidate.missing, args, options)
-            query = self.spec.query(*args, **options)
-            verdict = Verdict.of(candidate.impl.supports(query), f"does not support {query}")
-            if not verdict:
-                return f"unsupported: {verdict.reason}"
-        return None
-
-    def _objection(self, candidate: Candidate, args: tuple[Any, ...]) -> str | None:
-        """Why declared data limits keep an implementation from this call."""
-        impl = candidate.impl
-        for position in self._data:
-            tensor = args[position]
-            if tensor is None:
-                continue
-            if impl.needs_contiguous and not tensor.is_contiguous():
-                return "needs contiguous inputs"
-            if impl.max_numel is not None and tensor.numel() > impl.max_numel:
-                return f"serves at most {impl.max_numel} elements"
-        return None
 
     def _is_empty(self, args: tuple[Any, ...]) -> bool:
         return bool(self._data) and args[self._data[0]].numel() == 0
@@ -345,20 +266,23 @@ class Slot:
             raise OpNotSupported(f"{self.spec.name} states no shape function for zero rows")
         return self.spec.fake(*args, **options)
 
-    def _with_reasons(self, key: Hashable, reasons: dict[str, str]) -> Resolution:
-        """The resolution with what this call added to it."""
-        from dataclasses import replace
-
-        from vllm_fl_dispatch.resolution import Outcome
-
+    def _with_reasons(
+        self, args: tuple[Any, ...], options: dict[str, Any], reasons: dict[str, str]
+    ) -> Resolution:
+        """The resolution with what kept each candidate from this call."""
         assert self.resolution is not None
-        decisions = []
-        for decision in self.resolution.decisions:
-            why = reasons.get(decision.impl.impl_id)
-            if decision.accepted and why is None:
-                failure = self.manager.failures.reason(decision.impl, key)
-                why = f"failed earlier: {failure}" if failure else "does not support this call"
-            if decision.accepted:
-                decision = replace(decision, outcome=Outcome.UNSUPPORTED, reason=why or "")
-            decisions.append(decision)
-        return replace(self.resolution, decisions=tuple(decisions))
+        key = self._key(args, options)
+        for candidate in self._candidates:
+            impl = candidate.impl
+            failure = self.manager.failures.reason(impl, key)
+            why = f"failed earlier: {failure}" if failure else candidate.refusal(args, options)
+            reasons.setdefault(impl.impl_id, why or "does not support this call")
+        return replace(
+            self.resolution,
+            decisions=tuple(
+                replace(d, outcome=Outcome.UNSUPPORTED, reason=reasons.get(d.impl.impl_id, ""))
+                if d.accepted
+                else d
+                for d in self.resolution.decisions
+            ),
+        )

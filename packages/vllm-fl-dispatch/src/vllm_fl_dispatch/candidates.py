@@ -1,0 +1,99 @@
+"""One implementation as a slot sees it: loaded, and with what its calls need."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
+from vllm_fl_dispatch.fallback import copy_arguments
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.types import OpImpl, OpSpec, Verdict
+
+
+@dataclass(eq=False)
+class Candidate:
+    """An accepted implementation of an operator.
+
+    Attributes:
+        fn: what is called; counts its calls where a report is on.
+        missing: options of the contract that it does not take.
+        mutated: positions of the arguments that it overwrites.
+        data: positions of the tensors that its limits look at.
+        proven: the kinds of calls for which it succeeded once.
+    """
+
+    spec: OpSpec
+    impl: OpImpl
+    fn: Call
+    missing: frozenset[str]
+    mutated: tuple[int, ...]
+    data: tuple[int, ...]
+    proven: set[Hashable] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, spec: OpSpec, impl: OpImpl, fn: Call, counted: Call) -> Candidate:
+        """A candidate for `fn`, which is called through `counted`."""
+        index = positional_names(spec).index
+        mutated, data = tuple(map(index, impl.mutates)), tuple(map(index, spec.data))
+        return cls(spec, impl, counted, missing_options(spec, fn), mutated, data)
+
+    @property
+    def limited(self) -> bool:
+        """Must the data of each call be looked at?"""
+        impl = self.impl
+        return impl.needs_contiguous or impl.max_numel is not None or not impl.empty_ok
+
+    def refusal(self, args: tuple[Any, ...], options: dict[str, Any]) -> str | None:
+        """Why it does not serve calls of this kind."""
+        defaults = option_defaults(self.spec)
+        for name in self.missing & set(options):
+            if options[name] != defaults[name] and name not in self.spec.lower:
+                return f"has no option {name}"
+        if self.impl.supports is None:
+            return None
+        args, options = lower(self.spec, self.missing, args, options)
+        query = self.spec.query(*args, **options)
+        verdict = Verdict.of(self.impl.supports(query), f"does not support {query}")
+        return None if verdict else f"unsupported: {verdict.reason}"
+
+    def objection(self, args: tuple[Any, ...]) -> str | None:
+        """Why its declared data limits keep it from this call."""
+        impl = self.impl
+        for position in self.data:
+            tensor = args[position]
+            if tensor is None:
+                continue
+            if impl.needs_contiguous and not tensor.is_contiguous():
+                return "needs contiguous inputs"
+            if impl.max_numel is not None and tensor.numel() > impl.max_numel:
+                return f"serves at most {impl.max_numel} elements"
+        return None
+
+    def on_copies(self, key: Hashable, donate: bool) -> bool:
+        """Does its next call for this kind run on copies of what it overwrites?"""
+        return bool(self.mutated) and (not donate or key not in self.proven)
+
+    def call(
+        self, args: tuple[Any, ...], options: dict[str, Any], key: Hashable, donate: bool
+    ) -> Any:
+        """Call it, on copies where it must not overwrite the arguments (yet)."""
+        if self.missing:
+            args, options = lower(self.spec, self.missing, args, options)
+        if self.on_copies(key, donate):
+            args = tuple(copy_arguments(args, self.mutated, keep_layout=donate))
+        elif self.mutated:
+            args = _distinct(args, self.mutated)
+        return self.fn(*args, **options)
+
+
+def _distinct(args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
+    """The arguments, where two donated ones that are one tensor became two."""
+    seen: list[Any] = []
+    changed = list(args)
+    for position in positions:
+        if any(changed[position] is other for other in seen):
+            changed[position] = changed[position].clone()
+        seen.append(changed[position])
+    return tuple(changed)

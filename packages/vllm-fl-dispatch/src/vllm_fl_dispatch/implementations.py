@@ -1,0 +1,90 @@
+"""What this process knows about implementations: whether they can run, and their functions."""
+
+from __future__ import annotations
+
+from vllm_fl_dispatch.contracts import check_contract, lowered
+from vllm_fl_dispatch.fallback import FailureMemory, may_continue
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
+
+logger = get_logger(__name__)
+
+
+class Implementations:
+    """Asks, loads and tries out implementations, each once."""
+
+    def __init__(self, failures: FailureMemory) -> None:
+        self._failures = failures
+        self._verdicts: dict[tuple[str, str, str], Verdict] = {}
+        self._loaded: dict[tuple[str, str], Call] = {}
+        self._tried: dict[tuple[str, str, str], str | None] = {}
+
+    def ask(self, question: str, impl: OpImpl) -> Verdict:
+        """`installed` or `available` of an implementation."""
+        where = (question, impl.op_name, impl.impl_id)
+        if where not in self._verdicts:
+            ask = getattr(impl, question)
+            try:
+                verdict = Verdict.yes() if ask is None else Verdict.of(ask(), f"{question}: no")
+            # A device library may raise OSError, RuntimeError or anything else when probed.
+            except Exception as error:  # noqa: BLE001
+                verdict = Verdict.no(f"{type(error).__name__} while asking: {error}")
+            self._verdicts[where] = verdict
+        return self._verdicts[where]
+
+    def forget_verdicts(self) -> None:
+        """Ask again: a device may have appeared."""
+        self._verdicts.clear()
+
+    def load(self, spec: OpSpec, impl: OpImpl, *, strict: bool) -> Call | None:
+        """The function of an implementation; None if it cannot be loaded, which is remembered.
+
+        Raises:
+            whatever loading raised, where the policy is strict.
+        """
+        where = (impl.op_name, impl.impl_id)
+        if where not in self._loaded:
+            try:
+                fn = impl.load() if impl.load is not None else impl.fn
+                assert fn is not None
+                check_contract(spec, impl, fn)
+            except Exception as error:
+                if strict:
+                    raise
+                self._failures.add(impl, None, error)
+                logger.warning("%s cannot be loaded: %s: %s", impl, type(error).__name__, error)
+                return None
+            self._loaded[where] = fn
+        return self._loaded[where]
+
+    def try_out(
+        self, spec: OpSpec, impl: OpImpl, fn: Call, query: Query, *, strict: bool
+    ) -> str | None:
+        """Call an implementation on a tiny input of this kind; why it failed, or None.
+
+        So most failures happen at start-up.
+
+        Raises:
+            ImplementationFailed: it failed and the policy is strict.
+        """
+        if spec.example is None or impl.kind is BackendImplKind.STOCK:
+            return None
+        where = (impl.op_name, impl.impl_id, str(query))
+        if where not in self._tried:
+            args, options = spec.example(query)
+            key = () if spec.facts is None else spec.facts(*args, **options)
+            self._tried[where] = None
+            try:
+                args, options = lowered(spec, fn, args, options)
+                fn(*args, **options)
+            except Exception as error:  # noqa: BLE001  # judged in the next line
+                if may_continue(error, impl, strict=strict, inputs_intact=True):
+                    self._failures.add(impl, key, error)
+                    logger.warning("%s failed when it was tried: %s", impl, error)
+                self._tried[where] = f"{type(error).__name__}: {error}"
+        return self._tried[where]
+
+    def forget_trials(self) -> None:
+        """Try again: failures were cleared."""
+        self._tried.clear()
