@@ -64,7 +64,9 @@ def test_a_key_error_of_an_implementation_is_its_own(default_manager: Any) -> No
 
 def test_policies_of_the_process(default_manager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     default_manager(impl("vendor.acme"), impl("reference.torch"))
+    assert fl.resolve_op("silu_and_mul")(X) == "vendor.acme"
     fl.set_global_policy(SelectionPolicy(prefer="reference"))
+    assert fl.resolve_op("silu_and_mul")(X) == "reference.torch"
     assert fl.get_policy().prefer == "reference"
     assert fl.call_op("silu_and_mul", X) == "reference.torch"
     monkeypatch.setenv("VLLM_FL_PREFER", "vendor")

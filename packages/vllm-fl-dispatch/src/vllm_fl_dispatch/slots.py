@@ -98,8 +98,7 @@ class Slot:
     @property
     def current(self) -> Call:
         """The function that a plain call runs now; stale after the next change."""
-        if self.resolution is None:
-            self.bind()
+        self.bind()
         first = self._candidates[0]
         return first.fn if self._is_direct(first) else self._checked
 
