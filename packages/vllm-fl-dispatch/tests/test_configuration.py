@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from vllm_fl_dispatch.config.carried import carried, carry
 from vllm_fl_dispatch.config.effective import PlatformDefaults, effective
 from vllm_fl_dispatch.explain import policy_settings
 from vllm_fl_dispatch.scopes import scoped
+
+from .conftest import source
 
 
 def policy_of(environ: dict[str, str]) -> SelectionPolicy:
@@ -270,36 +275,32 @@ class Plugin:
         return {"prefer": "vendor"} if platform == "acme" else None
 
 
-def plugin_manager(module: Any) -> OpManager:
-    from .conftest import source
-
-    module("platform_plugin", "from vllm_fl_dispatch_tests_plugin import plugin\n")
-    import sys
-    import types
-
-    holder = types.ModuleType("vllm_fl_dispatch_tests_plugin")
+def plugin_manager(monkeypatch: pytest.MonkeyPatch) -> OpManager:
+    holder = types.ModuleType("platform_plugin")
     holder.plugin = Plugin()  # type: ignore[attr-defined]  # a module made for this test
-    sys.modules[holder.__name__] = holder
-    return OpManager(sources=[source("vllm_fl_dispatch_tests_plugin:plugin")])
+    monkeypatch.setitem(sys.modules, holder.__name__, holder)
+    return OpManager(sources=[source("platform_plugin:plugin")])
 
 
-def test_the_defaults_of_the_device_that_is_there_apply(module: Any) -> None:
-    policy = plugin_manager(module).policy
+def test_the_defaults_of_the_device_that_is_there_apply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = plugin_manager(monkeypatch).policy
     assert policy.prefer == "vendor"
     assert policy.origin_of("prefer").startswith("platform defaults acme of dist-of-planted")
 
 
-def test_an_unknown_platform_has_no_defaults(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_platform_has_no_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_FL_PLATFORM", "brandnew")
-    assert plugin_manager(module).policy == SelectionPolicy()
+    assert plugin_manager(monkeypatch).policy == SelectionPolicy()
 
 
-def test_a_hook_that_raises_is_left_out(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_raises_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, platform: str) -> Any:
         raise RuntimeError("no file")
 
     monkeypatch.setattr(Plugin, "vllm_fl_platform_config", hookimpl(broken))
-    assert plugin_manager(module).policy == SelectionPolicy()
+    assert plugin_manager(monkeypatch).policy == SelectionPolicy()
 
 
 WORDS = st.sampled_from(
@@ -321,12 +322,12 @@ def test_any_file_is_a_policy_or_a_policy_error(tmp_path: Path, text: str) -> No
 
 
 def test_the_origin_of_every_value_with_a_platform_three_variables_and_a_scope(
-    module: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_FL_PER_OP", "rms_norm=vendor:acme")
     monkeypatch.setenv("VLLM_FL_DENY_VENDORS", "zeta")
     monkeypatch.setenv("VLLM_FL_OOT_BLACKLIST", "gelu_and_mul")
-    manager = plugin_manager(module)
+    manager = plugin_manager(monkeypatch)
     with scoped(manager, strict=True):
         found = {s.name: (s.value, s.origin) for s in policy_settings(manager.current_policy())}
     assert found == {
@@ -380,8 +381,6 @@ def test_a_policy_is_carried_whole(
 
 
 def test_a_carried_policy_stands_above_a_file_and_variables(tmp_path: Path) -> None:
-    import os
-
     carry(SelectionPolicy(prefer="reference"))
     environ = {"VLLM_FL_CONFIG": str(tmp_path / "nowhere"), "VLLM_FL_PREFER": "vendor",
                "VLLM_FL_CARRIED_POLICY": os.environ["VLLM_FL_CARRIED_POLICY"],

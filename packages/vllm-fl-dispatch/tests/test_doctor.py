@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401  # in a child it must not be imported; here it may
 
 ENTRY = "[vllm_fl.plugin]\nacme = acme_plugin\n"
 

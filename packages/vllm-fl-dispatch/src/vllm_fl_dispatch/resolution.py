@@ -135,12 +135,11 @@ def resolve(
     """
     order, origin = policy.order_for(spec.name, spec.group)
     impls = sorted(candidates, key=lambda impl: (impl.priority, impl.impl_id), reverse=True)
-    names = tuple(name for name in (spec.name, spec.group) if name is not None)
-    first, note = [_decide_one(impl, policy, facts, order, names) for impl in impls], ""
+    first, note = [_decide_one(impl, policy, facts, order, spec.names) for impl in impls], ""
     inherited = spec.group in policy.per_op_order and spec.name not in policy.per_op_order
     if inherited and not policy.strict and not any(d.accepted for d in first):
         order = (*order, "stock", "reference")
-        first = [_decide_one(impl, policy, facts, order, names) for impl in impls]
+        first = [_decide_one(impl, policy, facts, order, spec.names) for impl in impls]
         note = (
             f"{spec.name} inherits the order of {spec.group}, which leaves it without an "
             "implementation; stock and reference were appended"

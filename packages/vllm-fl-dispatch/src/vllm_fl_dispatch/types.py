@@ -242,6 +242,11 @@ class OpSpec:
     max_ulp: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MAX_ULP))
     ulp_floor: float = 0.0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which orders and lists speak of it: its own and its group's."""
+        return (self.name,) if self.group is None else (self.name, self.group)
+
     def query(self, *args: Any, **options: Any) -> Query:
         """What a call with these arguments looks like to `OpImpl.supports`."""
         if self.facts is None:

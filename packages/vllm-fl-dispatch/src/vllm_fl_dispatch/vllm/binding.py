@@ -66,8 +66,7 @@ class Binder:
         spec = manager.registry.spec(op_name)
         own = OpImpl(op_name, "stock", BackendImplKind.STOCK)
         policy = manager.current_policy().for_mode(self._compiled)
-        names = [name for name in (spec.name, spec.group) if name is not None]
-        if self._off or policy.layer_objection(names):
+        if self._off or policy.layer_objection(spec.names):
             return self._stock(own, stock)
         refused: dict[str, str] = {}
         while True:

@@ -76,13 +76,6 @@ def device_type() -> str:
     return str(current_platform.device_type)
 
 
-def is_stock_platform() -> bool:
-    """Is this one of vLLM's own platforms, with kernels of its own?"""
-    from vllm.platforms import current_platform
-
-    return not current_platform.is_unspecified()
-
-
 def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:
     """Make variables known to vLLM: no warning about unknown names, and their values are part of
     the key of its compile cache."""

@@ -18,7 +18,7 @@ def selection(manager: OpManager) -> dict[str, list[str]]:
     policy = manager.current_policy()
     found = {}
     for op in manager.registry.op_names():
-        names = [name for name in (op, manager.registry.spec(op).group) if name is not None]
+        names = manager.registry.spec(op).names
         for compiled in (False, True):
             own = policy.for_mode(compiled)
             accepted = manager.resolve(op, policy=own, stock=True).accepted

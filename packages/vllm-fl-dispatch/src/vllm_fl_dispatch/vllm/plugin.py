@@ -59,8 +59,7 @@ def activate() -> list[str]:
 def _wanted(manager: OpManager, op: str) -> bool:
     """Shall layers with this operator be replaced?"""
     policy = manager.current_policy()
-    group = manager.registry.spec(op).group
-    if policy.layer_objection([op, *([group] if group else [])]):
+    if policy.layer_objection(manager.registry.spec(op).names):
         return False
     # A report shows vLLM's own layers as well, so they are replaced in order to be seen.
     if manager.report.enabled:
