@@ -92,7 +92,7 @@ def run(make_manager: Any, seconds: float) -> None:
     assert forks > 3
     ids = [each.impl_id for each in manager.registry.impls("silu_and_mul")]
     assert len(ids) == len(set(ids))
-    assert manager._open == []
+    assert manager.public.open_scopes == []
 
 
 def test_threads_scopes_registrations_and_forks(make_manager: Any) -> None:

@@ -54,10 +54,10 @@ def call_op(op_name: str, *args: Any, **kwargs: Any) -> Any:
         UnknownOp: no such operator; names the nearest one.
     """
     manager = _default or get_default_manager()
-    entry = manager.handles.get(op_name)
-    if entry is None:
-        entry = manager.get_op(op_name)
-    return entry(*args, **kwargs)
+    call = manager.public.calls.get(op_name)
+    if call is None:
+        call = manager.get_op(op_name)
+    return call(*args, **kwargs)
 
 
 def resolve_op(op_name: str) -> Call:

@@ -13,15 +13,16 @@ from vllm_fl_dispatch import discovery, startup
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.fallback import FailureMemory
-from vllm_fl_dispatch.handles import Call, Handle, make_handle
+from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.public import PublicHandles
 from vllm_fl_dispatch.registry import OpRegistry
 from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
-from vllm_fl_dispatch.scopes import Scope, current_policy, make_routers, scopes_here
+from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.slots import Slot
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
 
@@ -56,11 +57,8 @@ class OpManager:
         self._loader = PluginLoader()
         self._implementations = Implementations(self.failures)
         self._announced: dict[str, str] = {}
-        #: operator -> public handle
-        self.handles: dict[str, Call] = {}
-        self._public: dict[str, tuple[Handle, Slot]] = {}
+        self.public = PublicHandles(self)
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
-        self._open: list[Scope] = []
         self.registry.on_change = self._registry_changed
         _managers.add(self)
 
@@ -108,7 +106,7 @@ class OpManager:
         """In a forked child: new locks (an inherited one may be held for ever), and a start
         that another thread had half done begins anew."""
         self.lock = threading.RLock()
-        self._open = scopes_here(self)
+        self.public.reset_in_child()
         if not self._built:
             self._building = False
             self._loader = PluginLoader()
@@ -146,17 +144,6 @@ class OpManager:
 
     def current_policy(self) -> SelectionPolicy:
         return current_policy(self)
-
-    def scope_opened(self, scope: Scope) -> None:
-        self._open.append(scope)
-        if len(self._open) == 1:
-            self._route_all()
-
-    def scope_closed(self, scope: Scope) -> None:
-        if scope in self._open:
-            self._open.remove(scope)
-        if not self._open:
-            self._route_all()
 
     # -- resolution ---------------------------------------------------------------------------
 
@@ -221,50 +208,17 @@ class OpManager:
 
     def get_op(self, op_name: str) -> Call:
         """The handle of an operator. Nothing is discovered or resolved before its first call."""
-        call = self.handles.get(op_name)
-        return self._make_public(op_name) if call is None else call
+        return self.public.get(op_name)
 
     def slot(self, op_name: str) -> Slot:
         """The slot behind the handle of an operator."""
-        self.get_op(op_name)
-        return self._public[op_name][1]
+        return self.public.slot(op_name)
 
     def new_slot(self, spec: OpSpec, **arguments: Any) -> Slot:
         """A slot of its own, for a layer or a scope; it follows changes like all others."""
         slot = Slot(self, spec, **arguments)
         self._slots.add(slot)
         return slot
-
-    def _make_public(self, op_name: str) -> Call:
-        with self.lock:
-            if op_name not in self._public:
-                spec = self._spec_for_handle(op_name)
-                slot = self.new_slot(spec)
-                handle = make_handle(spec, slot.plain_call, _reraise)
-                self._public[op_name] = (handle, slot)
-                self._route(op_name)
-                self.handles[op_name] = handle.call
-            return self.handles[op_name]
-
-    def _spec_for_handle(self, op_name: str) -> OpSpec:
-        from vllm_fl_dispatch.ops import SPECS
-
-        for spec in SPECS:  # known without discovery
-            if spec.name == op_name:
-                return spec
-        self.ensure_built()
-        return self.registry.spec(op_name)
-
-    def _route(self, op_name: str) -> None:
-        handle, slot = self._public[op_name]
-        if self._open:
-            handle.rebind(*make_routers(self, slot))
-        else:
-            handle.rebind(slot.plain_call, slot.call)
-
-    def _route_all(self) -> None:
-        for op_name in self._public:
-            self._route(op_name)
 
     def _registry_changed(self) -> None:
         if self._built:
@@ -275,7 +229,7 @@ class OpManager:
         self._implementations.forget_verdicts()
         for slot in list(self._slots):
             slot.invalidate()
-        self._route_all()
+        self.public.route_all()
 
     def invalidate(self) -> None:
         """Resolve everything again at the next call."""
@@ -313,10 +267,6 @@ class OpManager:
             self.failures.clear()
             self._implementations.forget_trials()
             self._invalidate()
-
-
-def _reraise(error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    raise error
 
 
 def _batch_invariant() -> bool:

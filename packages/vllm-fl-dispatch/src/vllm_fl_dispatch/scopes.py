@@ -46,7 +46,7 @@ class Scope:
             self.parent = _current.get()
             self.policy = self._change(current_policy(manager))
             self.slots = {}
-            manager.scope_opened(self)
+            manager.public.scope_opened(self)
         # The routers are in place before the scope becomes visible.
         self._token = _current.set(self)
         return self.policy
@@ -68,7 +68,7 @@ class Scope:
         with self._manager.lock:
             self.policy = None
             self.slots = {}
-            self._manager.scope_closed(self)
+            self._manager.public.scope_closed(self)
 
     def slot_for(self, slot: Slot) -> Slot:
         """The slot of the same operator under this scope's policy."""

@@ -1,0 +1,88 @@
+"""The handles that callers hold, and what stands in them while policy scopes are open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_fl_dispatch.handles import Call, Handle, make_handle
+from vllm_fl_dispatch.scopes import Scope, make_routers, scopes_here
+from vllm_fl_dispatch.slots import Slot
+from vllm_fl_dispatch.types import OpSpec
+
+if TYPE_CHECKING:
+    from vllm_fl_dispatch.manager import OpManager
+
+
+class PublicHandles:
+    """One handle per operator. Changes are made under the manager's lock."""
+
+    def __init__(self, manager: OpManager) -> None:
+        self._manager = manager
+        #: operator -> the function that callers hold
+        self.calls: dict[str, Call] = {}
+        self._entries: dict[str, tuple[Handle, Slot]] = {}
+        self.open_scopes: list[Scope] = []
+
+    def get(self, op_name: str) -> Call:
+        """The handle of an operator, made at first use; UnknownOp names the nearest."""
+        if op_name not in self.calls:
+            with self._manager.lock:
+                if op_name not in self.calls:
+                    self._make(op_name)
+        return self.calls[op_name]
+
+    def slot(self, op_name: str) -> Slot:
+        """The slot behind a handle."""
+        self.get(op_name)
+        return self._entries[op_name][1]
+
+    def scope_opened(self, scope: Scope) -> None:
+        """Routers stand in all handles from the first open scope on."""
+        self.open_scopes.append(scope)
+        if len(self.open_scopes) == 1:
+            self.route_all()
+
+    def scope_closed(self, scope: Scope) -> None:
+        """The last closed scope takes the routers away."""
+        if scope in self.open_scopes:
+            self.open_scopes.remove(scope)
+        if not self.open_scopes:
+            self.route_all()
+
+    def reset_in_child(self) -> None:
+        """Of the scopes of a forked parent, those around the fork are open here."""
+        self.open_scopes = scopes_here(self._manager)
+
+    def route_all(self) -> None:
+        """Point every handle at its slot, or at a router while scopes are open."""
+        for op_name in self._entries:
+            self._route(op_name)
+
+    def _make(self, op_name: str) -> None:
+        spec = self._spec(op_name)
+        slot = self._manager.new_slot(spec)
+        handle = make_handle(spec, slot.plain_call, _reraise)
+        self._entries[op_name] = (handle, slot)
+        self._route(op_name)
+        self.calls[op_name] = handle.call
+
+    def _spec(self, op_name: str) -> OpSpec:
+        from vllm_fl_dispatch.ops import SPECS
+
+        for spec in SPECS:  # known without discovery
+            if spec.name == op_name:
+                return spec
+        self._manager.ensure_built()
+        return self._manager.registry.spec(op_name)
+
+    def _route(self, op_name: str) -> None:
+        handle, slot = self._entries[op_name]
+        if self.open_scopes:
+            handle.rebind(*make_routers(self._manager, slot))
+        else:
+            handle.rebind(slot.plain_call, slot.call)
+
+
+def _reraise(error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The slot behind the handle has recovered from what it could."""
+    raise error
