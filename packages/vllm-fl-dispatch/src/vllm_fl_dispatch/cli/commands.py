@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from vllm_fl_dispatch.cli import config, demo, doctor, explain, ops, plugins, report
+from vllm_fl_dispatch.cli import bisect, config, demo, doctor, explain, ops, plugins, report
 from vllm_fl_dispatch.cli.app import app
 
-__all__ = ["app", "config", "demo", "doctor", "explain", "ops", "plugins", "report"]
+__all__ = [
+    "app",
+    "bisect",
+    "config",
+    "demo",
+    "doctor",
+    "explain",
+    "ops",
+    "plugins",
+    "report",
+]
