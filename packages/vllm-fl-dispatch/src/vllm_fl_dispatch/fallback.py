@@ -109,7 +109,7 @@ def capturing() -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
-    return bool(torch.cuda.is_current_streamcapturing())
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def copy_arguments(
