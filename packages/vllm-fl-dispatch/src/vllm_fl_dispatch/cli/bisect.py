@@ -13,7 +13,7 @@ from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.bisecting.policies import Choices, Order
 from vllm_fl_dispatch.bisecting.search import Culprits, culprits
 from vllm_fl_dispatch.bisecting.trials import Trial, Trials
-from vllm_fl_dispatch.cli.app import AsJson, app, console, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, table
 from vllm_fl_dispatch.config.environment import parsed, read
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
@@ -53,7 +53,7 @@ def bisect(
         raise PolicyError(f"the present policy serves every operator as {against} would")
     folder = output or Path(tempfile.mkdtemp(prefix="vllm-fl-bisect-"))
     everything = tuple(choices.present)
-    with console.status("") as status:
+    with asides.status("") as status:
 
         def tell(trial: Trial) -> None:
             if not as_json:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from vllm_fl_dispatch.cli import bisect, config, demo, doctor, explain, ops, plugins, report
+from vllm_fl_dispatch.cli import bench, bisect, config, demo, doctor, explain, ops, plugins, report
 from vllm_fl_dispatch.cli.app import app
 
 __all__ = [
     "app",
+    "bench",
     "bisect",
     "config",
     "demo",
