@@ -324,7 +324,7 @@ def test_the_command_prints_a_table_or_json(command: Any) -> None:
     ("arguments", "message"),
     [
         (("silu_and_mull",), "did you mean 'silu_and_mul'"),
-        (("--modes", "fast"), "accepted: eager, opaque, compiled"),
+        (("--modes", "fast"), "accepted: eager, opaque, compiled, stock"),
         (("--dtype", "float7"), "is not a dtype"),
     ],
 )

@@ -35,11 +35,11 @@ class Setting:
     rounds: int = 9
 
 
-#: Called with a text about what is measured now, and after each batch with None.
-Tell = Callable[[str | None], object]
+#: Called with a text about what runs now.
+Tell = Callable[[str], object]
 
 
-def bench(manager: OpManager, op_name: str, setting: Setting, tell: Tell = print) -> list[Figure]:
+def bench(manager: OpManager, op_name: str, setting: Setting, tell: Tell) -> list[Figure]:
     """Measure every available implementation of an operator.
 
     The baseline of the ratios is the implementation that the policy selects, in the first mode.
@@ -104,7 +104,6 @@ def _at(
         batches,
         setting.rounds,
         before=lambda label: by_label[label].before(),
-        after_each=lambda: tell(None),
     )
     baseline = next(iter(samples.values()), None)
     found = []

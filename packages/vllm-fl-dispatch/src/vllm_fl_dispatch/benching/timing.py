@@ -116,13 +116,11 @@ def measure(
     rounds: int,
     *,
     before: Callable[[str], object] = lambda name: None,
-    after_each: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Sample]]:
     """Time all batches, in rounds of a new random order each.
 
     Args:
         before: called with the name of a batch before it is timed.
-        after_each: called after each batch.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in batches}
     order = list(batches)
@@ -132,7 +130,6 @@ def measure(
             for name in order:
                 before(name)
                 samples[name].append(batches[name].run())
-                after_each()
     return samples
 
 

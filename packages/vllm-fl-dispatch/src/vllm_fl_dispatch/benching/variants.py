@@ -17,11 +17,11 @@ from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.torch_ops import opaque
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec
 
 #: ``eager``: the function itself. ``opaque``: behind its torch operator, as compiled code calls
-#: what it cannot trace. ``compiled``: by Inductor, alone.
-MODES = ("eager", "opaque", "compiled")
+#: what it cannot trace. ``compiled``: by Inductor, alone. ``stock``: vLLM's own layer, eagerly.
+MODES = ("eager", "opaque", "compiled", "stock")
 #: Everything that is registered, whatever the policy prefers.
 ALL = ("flagos", "vendor", "reference")
 ORIGIN = "vllm-fl bench"
@@ -47,8 +47,9 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """``vendor.cuda``, ``vendor.cuda opaque``."""
-        return self.impl_id if self.mode == "eager" else f"{self.impl_id} {self.mode}"
+        """``vendor.cuda``, ``vendor.cuda opaque``, ``stock``."""
+        plain = self.mode in ("eager", "stock")
+        return self.impl_id if plain else f"{self.impl_id} {self.mode}"
 
     def on(self, args: tuple[Any, ...], tokens: int) -> Callable[[], Any]:
         """The call on these arguments.
@@ -61,6 +62,9 @@ class Variant:
             raise OpNotSupported(reason)
         if self.mode == "opaque":
             return partial(self.call, *args)
+        if self.mode == "stock":
+            made: Callable[[], Any] = self.call(*args)
+            return made
         args, options = lower(self.candidate.spec, self.candidate.missing, args, {})
         if self.mode == "compiled" and tokens > 1:
             for arg in args:
@@ -88,6 +92,9 @@ def variants(
     """Each candidate in each of the modes that it has."""
     found = []
     for mode in modes:
+        if mode == "stock":
+            found.append(_stock(spec))
+            continue
         for candidate in candidates:
             if mode == "eager":
                 found.append(Variant(candidate, mode, candidate.fn, _nothing))
@@ -100,6 +107,18 @@ def variants(
                 compiled = torch.compile(candidate.fn, fullgraph=True)
                 found.append(Variant(candidate, mode, compiled, _nothing))
     return found
+
+
+def _stock(spec: OpSpec) -> Variant:
+    """vLLM's own layer; its `call` makes the call for given arguments."""
+
+    def make(*args: Any) -> Callable[[], Any]:
+        from vllm_fl_dispatch.vllm.stock import stock_call
+
+        return stock_call(spec.name, args)
+
+    own = OpImpl(spec.name, "stock", BackendImplKind.STOCK, empty_ok=True)
+    return Variant(Candidate.of(spec, own, make, make), "stock", make, _nothing)
 
 
 def _select(manager: OpManager, candidate: Candidate) -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from vllm_fl_dispatch import probing
 from vllm_fl_dispatch.api import get_default_manager
@@ -21,6 +29,7 @@ from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.doctor import PACKAGES
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.logger_manager import set_log_level
+from vllm_fl_dispatch.manager import OpManager
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.benching.bench import Setting
@@ -44,7 +53,9 @@ def bench(
     op: Op = None,
     model: Model = None,
     tokens: Tokens = "",
-    modes: Annotated[str, typer.Option(help="Of eager, opaque, compiled; comma list.")] = "eager",
+    modes: Annotated[
+        str, typer.Option(help="Of eager, opaque, compiled, stock; comma list.")
+    ] = "eager",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32.")] = "bfloat16",
     device: Device = None,
     rounds: Annotated[int, typer.Option(min=2, help="Each variant is timed once a round.")] = 9,
@@ -59,9 +70,15 @@ def bench(
     of the implementation which the policy selects, in the same round.
     """
     setting = setting_of(model, tokens, modes, dtype, device, rounds)
-    figures = run(op or (), setting)
+    from vllm_fl_dispatch.benching.bench import bench as measured
     from vllm_fl_dispatch.benching.timing import copy_ceiling
 
+    manager = get_default_manager()
+    names, figures = chosen(manager, op or ()), []
+    with progress(len(names)) as tell:
+        for name in names:
+            figures += measured(manager, name, setting, tell)
+            tell(None)
     ceiling = copy_ceiling(setting.device)
     data = {
         **surroundings(setting),
@@ -111,31 +128,39 @@ def setting_of(
     return Setting(shape, numbers, dtype_named(dtype), device, wanted, rounds)
 
 
-def run(ops: Sequence[str], setting: Setting) -> list[Figure]:
-    """The figures of these operators, or of all that have arguments in a model."""
-    from vllm_fl_dispatch.benching import inputs
-    from vllm_fl_dispatch.benching.bench import bench as measure
+def chosen(manager: OpManager, ops: Sequence[str]) -> list[str]:
+    """These operators, or all that have arguments in a model.
 
+    Raises:
+        UnknownOp: no such operator; names the nearest one.
+    """
+    from vllm_fl_dispatch.benching import inputs
+
+    manager.ensure_built()
+    for name in ops:
+        manager.registry.spec(name)
+    return list(ops) or [name for name in manager.registry.op_names() if name in inputs.TABLE]
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[[str | None], None]]:
+    """A progress bar. What it yields takes a text about what runs now, or None: a step is done."""
     if "VLLM_FL_LOG_LEVEL" not in os.environ:
         # Each implementation is selected in turn; that is no news.
         set_log_level("WARNING")
-    manager = get_default_manager()
-    manager.ensure_built()
-    named = ops or [name for name in manager.registry.op_names() if name in inputs.TABLE]
-    for name in named:
-        manager.registry.spec(name)
-    figures = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=asides, transient=True) as progress:
-        task = progress.add_task("", total=None)
+    with Progress(
+        SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"), console=asides, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("", total=steps)
 
         def tell(text: str | None) -> None:
-            if text is not None:
-                progress.update(task, description=text)
+            if text is None:
+                bar.advance(task)
+            else:
+                bar.update(task, description=text)
 
-        for name in named:
-            figures += measure(manager, name, setting, tell)
-    return figures
+        yield tell
 
 
 def surroundings(setting: Setting) -> dict[str, Any]:

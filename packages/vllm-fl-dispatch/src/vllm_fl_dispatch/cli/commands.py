@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from vllm_fl_dispatch.cli import bench, bisect, config, demo, doctor, explain, ops, plugins, report
+from vllm_fl_dispatch.cli import (
+    bench,
+    bisect,
+    config,
+    demo,
+    doctor,
+    explain,
+    ops,
+    plugins,
+    report,
+    tune,
+)
 from vllm_fl_dispatch.cli.app import app
 
 __all__ = [
@@ -16,4 +27,5 @@ __all__ = [
     "ops",
     "plugins",
     "report",
+    "tune",
 ]
