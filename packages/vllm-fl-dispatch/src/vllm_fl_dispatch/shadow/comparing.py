@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from vllm_fl_dispatch.fallback import capturing
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.shadow import names
-from vllm_fl_dispatch.shadow.difference import difference
+from vllm_fl_dispatch.shadow.difference import differences
 from vllm_fl_dispatch.shadow.records import Deviation
 from vllm_fl_dispatch.types import OpImpl, OpSpec
 
@@ -61,14 +62,14 @@ class Comparison:
         number = self._calls[layer]
         if not self._shadow.sampling.due(number) or not _comparable(args):
             return self._fn(*args, **options)
-        beside, expected = self._run_shadow(args, options)
+        shadow = self._run_shadow(args, options)
         # Described now: the selected one may overwrite its arguments, shapes included.
         arguments = self._describe(args)
         found = self._fn(*args, **options)
-        if beside is not None:
+        if shadow is not None:
             name = "" if layer is None else names.name_of(layer())
-            deviation = self._compare(found, expected, number, arguments)
-            row = self._shadow.row(self._spec.name, self._impl.impl_id, beside, self._mode, name)
+            row = self._shadow.row(self._spec.name, self._impl.impl_id, shadow[0], self._mode, name)
+            deviation = self._deviation(number, arguments, args, options, found, shadow[1])
             if row.add(deviation):
                 self._shadow.deviated(row)
         return found
@@ -77,8 +78,8 @@ class Comparison:
         layer = names.layer_of(args) if self._mode == "opaque" else None
         return None if layer is None else weakref.ref(layer)
 
-    def _run_shadow(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[str | None, Any]:
-        """(impl_id, result) of what runs beside; (None, None) if nothing can."""
+    def _run_shadow(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, Any] | None:
+        """(impl_id, result) of what runs beside; None if nothing can."""
         if self._candidates is None:
             self._candidates = self._shadow.candidates(self._spec, self._impl, self._stock)
         for candidate in self._candidates:
@@ -94,16 +95,31 @@ class Comparison:
                 )
                 continue
             return candidate.impl.impl_id, result
-        return None, None
+        return None
 
-    def _compare(self, found: Any, expected: Any, call: int, arguments: str) -> Deviation:
-        """The result with the largest difference relative to its tolerance."""
-        deviations = []
-        pairs = zip(_as_tuple(found), _as_tuple(expected), strict=True)
-        for number, (one, other) in enumerate(pairs):
-            ulp, tolerance, note = difference(self._spec, one, other)
-            deviations.append(Deviation(call, ulp, tolerance, number, arguments, note))
-        return max(deviations, key=lambda d: (d.exceeds, d.ulp))
+    def _deviation(
+        self,
+        call: int,
+        arguments: str,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        found: Any,
+        expected: Any,
+    ) -> Deviation:
+        """The result that is worst against its tolerance."""
+        results = (_as_tuple(found), _as_tuple(expected))
+        try:
+            found_differences = enumerate(differences(self._spec, args, options, *results))
+            return max(
+                (
+                    Deviation(call, ulp, tolerance, index, arguments, note)
+                    for index, (ulp, tolerance, note) in found_differences
+                ),
+                key=lambda each: (each.exceeds, each.ulp),
+            )
+        # What cannot be compared deviates; the model must not notice.
+        except Exception as error:  # noqa: BLE001
+            return Deviation(call, math.inf, 0.0, 0, arguments, f"incomparable: {error}")
 
     def _describe(self, args: tuple[Any, ...]) -> str:
         return ", ".join(

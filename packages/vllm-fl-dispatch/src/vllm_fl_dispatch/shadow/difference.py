@@ -1,12 +1,14 @@
-"""How far two results are apart, without holding a float64 copy of either."""
+"""How far the results of two implementations are apart, in what the contract leaves equal."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.testing.compare import ulp_error
 from vllm_fl_dispatch.types import OpSpec
 
@@ -14,35 +16,69 @@ from vllm_fl_dispatch.types import OpSpec
 CHUNK = 1 << 22
 
 
-def difference(spec: OpSpec, found: Any, expected: Any) -> tuple[float, float, str]:
-    """(ulp, tolerance, note) for one result of an operator.
+def differences(
+    spec: OpSpec,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    found: tuple[Any, ...],
+    expected: tuple[Any, ...],
+) -> Iterator[tuple[float, float, str]]:
+    """(difference, tolerance, note) for each result of a call.
 
     The tolerance is twice that of the contract: each of the two may be that far from the truth.
-    Integers differ in units of 1.
+    Floating-point results differ in units of the last place, integers in steps.
     """
-    if found is None or expected is None:
-        same = found is expected
-        return (0.0 if same else math.inf), 0.0, "" if same else "None in one of the two"
-    tolerance = 2 * spec.max_ulp.get(str(found.dtype).removeprefix("torch."), 0.0)
+    if spec.canonical is not None:
+        found = spec.canonical(found, *args, **options)
+        expected = spec.canonical(expected, *args, **options)
+    limits = (spec.max_ulp.get(_data_dtype(args), 0.0), spec.max_steps)
+    unit = args[positional_names(spec).index(spec.ulp_of)].dtype if spec.ulp_of else None
+    for one, other in zip(found, expected, strict=True):
+        if one is None or other is None:
+            same = one is other
+            yield 0.0 if same else math.inf, 0.0, "" if same else "None in one of the two"
+            continue
+        tolerance = 2 * limits[0 if one.is_floating_point() else 1]
+        note = _misfit(one, other)
+        yield math.inf if note else _largest(one, other, spec.ulp_floor, unit), tolerance, note
+
+
+def _data_dtype(args: tuple[Any, ...]) -> str:
+    """Name of the dtype of the data, under which tolerances are looked up."""
+    tensors = (a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
+    return next((str(tensor.dtype).removeprefix("torch.") for tensor in tensors), "")
+
+
+def _misfit(found: torch.Tensor, expected: torch.Tensor) -> str:
     for what in ("shape", "dtype"):
         one, other = getattr(found, what), getattr(expected, what)
         if one != other:
-            return math.inf, tolerance, f"{what} {one}, beside {other}"
+            return f"{what} {one}, beside {other}"
+    return ""
+
+
+def _largest(
+    found: torch.Tensor, expected: torch.Tensor, floor: float, unit: torch.dtype | None
+) -> float:
     if not found.numel():
-        return 0.0, tolerance, ""
+        return 0.0
     width = found.shape[-1] if found.ndim else 1
     rows = max(1, CHUNK // width)
     pairs = zip(
-        found.reshape(-1, width).split(rows), expected.reshape(-1, width).split(rows), strict=True
+        torch.split(found.reshape(-1, width), rows),
+        torch.split(expected.reshape(-1, width), rows),
+        strict=True,
     )
-    return max(_error(spec, *pair) for pair in pairs), tolerance, ""
+    return max(_error(one, other, floor, unit) for one, other in pairs)
 
 
-def _error(spec: OpSpec, found: torch.Tensor, expected: torch.Tensor) -> float:
+def _error(
+    found: torch.Tensor, expected: torch.Tensor, floor: float, unit: torch.dtype | None
+) -> float:
     # Not every device has float64.
     if found.device.type not in ("cpu", "cuda"):
         found, expected = found.cpu(), expected.cpu()
     wide = expected.double()
-    if not found.is_floating_point():
-        return float((found.double() - wide).abs().max())
-    return ulp_error(found, wide, spec.ulp_floor)
+    if found.is_floating_point():
+        return float(ulp_error(found, wide, floor, unit).max())
+    return float((found.double() - wide).abs().max())
