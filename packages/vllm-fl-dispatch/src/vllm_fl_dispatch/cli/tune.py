@@ -30,7 +30,8 @@ def tune(
         float | None, typer.Option(help="Seconds after which no further operator is begun.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The YAML file to write; by default it is printed.")
+        Path | None,
+        typer.Option("--output", "-o", help="The YAML file to write; by default it is printed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,4 +94,4 @@ def _head(around: dict[str, Any]) -> list[str]:
 def _measured_on(around: dict[str, Any]) -> dict[str, str]:
     """What the file is compared with where it is used."""
     found = {"device": measured.device(), "driver": measured.driver(), **around["versions"]}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: v for name, v in found.items() if v is not None and name != "pluggy"}

@@ -83,14 +83,13 @@ def choose(
         return relative[who] * (1 - margin) if who == STOCK else relative[who]
 
     ranked = sorted(relative, key=lambda who: (rank(who), who))
+    if NATIVE in right and NATIVE not in ranked:
+        ranked.append(NATIVE)
     if STOCK not in ranked:
-        # Not measured: after what was, before the reference, which is never better than it.
-        ranked.append(STOCK)
-    tokens = [STOCK if who == STOCK else token_of(who, impls) for who in ranked]
-    if NATIVE in right:
-        tokens.append(token_of(NATIVE, impls))
-    return Choice(tuple(dict.fromkeys(tokens)), {who: relative[who] for who in ranked
-                                                 if who in relative})  # fmt: skip
+        # It was not measured. The reference is never better than it.
+        ranked.insert(ranked.index(NATIVE) if NATIVE in ranked else len(ranked), STOCK)
+    order = tuple(STOCK if who == STOCK else token_of(who, impls) for who in ranked)
+    return Choice(order, relative)
 
 
 def token_of(impl_id: str, impls: Iterable[OpImpl]) -> str:

@@ -42,12 +42,12 @@ def document(head: Sequence[str], measured_on: Mapping[str, str], tuned: Sequenc
     chosen = [each for each in tuned if each.eager is not None]
     for each in chosen:
         assert each.eager is not None
-        lines += _comments(each, ("eager", "stock"), each.eager, 1)
+        lines += ["", *_comments(each, ("eager", "stock"), each.eager, 1)]
         lines.append(f"  {each.op}: {_order(each.eager)}")
-    lines += ["", "compiled:", "  op_backends:"]
+    lines += ["", "", "compiled:", "  op_backends:"]
     for each in chosen:
         if each.compiled is not None:
-            lines += _comments(each, ("opaque", "compiled"), each.compiled, 2)
+            lines += ["", *_comments(each, ("opaque", "compiled"), each.compiled, 2)]
             lines.append(f"    {each.op}: {_order(each.compiled)}")
     left = [f"# {each.op}: {each.note}" for each in tuned if each.note]
     if left:
