@@ -13,6 +13,7 @@ from vllm_fl_dispatch.cli import (
     plugins,
     report,
     tune,
+    verify,
 )
 from vllm_fl_dispatch.cli.app import app
 
@@ -28,4 +29,5 @@ __all__ = [
     "plugins",
     "report",
     "tune",
+    "verify",
 ]
