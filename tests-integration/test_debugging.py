@@ -90,6 +90,16 @@ def test_stock_layers_can_be_compared_and_serve_as_shadow(
 
 
 @pytest.mark.slow
+def test_routers_and_experts_are_named_too(run_vllm: Run, tmp_path: Path) -> None:
+    for number, op in enumerate(("topk_softmax", "fused_experts")):
+        folder = tmp_path / str(number)
+        _, rows = shadowed(run_vllm, folder, wrong_vendor(op), name="moe", **EAGER)
+        deviating = [row for row in rows if row["first"]]
+        assert {row["op"] for row in deviating} == {op}
+        assert deviating[0]["layer"].startswith("model.layers.0.mlp.experts")
+
+
+@pytest.mark.slow
 def test_bisect_finds_the_wrong_operator(
     tiny: Callable[[str], Path], truth: Truth, tmp_path: Path
 ) -> None:

@@ -353,6 +353,10 @@ def test_an_unknown_operator_is_a_warning_and_an_error_when_strict(
         shadowed(shadow="rms_nrom=reference", strict=True)
 
 
+class Router:
+    """Not a module."""
+
+
 def test_the_name_of_a_layer_is_where_it_stands_in_the_model() -> None:
     shared, gone, own = (torch.nn.Linear(1, 1) for _ in range(3))
     names.watch(own)
@@ -367,7 +371,11 @@ def test_the_name_of_a_layer_is_where_it_stands_in_the_model() -> None:
     model.layers = torch.nn.ModuleList([block(), block()])
     model.layers[0].norm = own
     model.layers[1].norm = torch.nn.Identity()
+    router = Router()
+    names.watch(router)
+    model.layers[1].router = router
     assert names.name_of(own) == "layers.0.norm"
+    assert names.name_of(router) == "layers.1.router", "no module, but an attribute of one"
     assert names.name_of(shared) == "layers.0.rotary (and 1 more places)"
     assert names.name_of(gone) == ""
 

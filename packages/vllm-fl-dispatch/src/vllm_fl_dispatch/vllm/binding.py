@@ -28,6 +28,10 @@ class Bound:
     impl: OpImpl
     mode: str
 
+    @property
+    def is_stock(self) -> bool:
+        return self.impl.kind is BackendImplKind.STOCK
+
 
 class Binder:
     """Binds the operators of one layer."""
