@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -184,6 +185,81 @@ def test_host_time_is_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == timing.WARM_UP + 1 + 20
 
 
+class Device:
+    """A device whose clock advances by 5 us with each call and 100 us with each graph."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.captured: list[int] = []
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back."""
+
+    def Event(self, enable_timing: bool) -> Any:  # noqa: N802  # torch's name
+        device = self
+
+        class Event:
+            def record(self) -> None:
+                self.at = device.clock
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at - self.at) / 1e3
+
+        assert enable_timing
+        return Event()
+
+
+def test_device_time_without_a_graph_is_that_of_calls_between_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device()
+    monkeypatch.setattr(torch, "toaster", device, raising=False)
+
+    def call() -> None:
+        device.clock += 5
+
+    batch = timing.DeviceBatch(call, "toaster")
+    assert not batch.captured
+    assert batch.run().device == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_device_time_on_cuda_is_that_of_a_replayed_graph(
+    monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    device = Device()
+
+    class Graph:
+        def replay(self) -> None:
+            device.clock += 100
+
+    @contextlib.contextmanager
+    def capture(graph: Graph) -> Any:
+        before = device.clock
+        yield
+        device.captured.append(round((device.clock - before) / 5))
+        device.clock = before
+        if not captures:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name, value in {"Event": device.Event, "synchronize": device.synchronize,
+                        "CUDAGraph": Graph, "graph": capture}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def call() -> None:
+        device.clock += 5
+
+    batch = timing.DeviceBatch(call, "cuda")
+    assert batch.captured is captures
+    assert device.captured == [timing.MOST_CALLS]
+    expected = 100 / timing.MOST_CALLS if captures else 5.0
+    # What the host loop does is not in it.
+    assert batch.run().device == pytest.approx(expected)
+
+
 def gated(x: Any) -> Any:
     d = x.shape[-1] // 2
     return torch.nn.functional.silu(x[..., :d]) * x[..., d:]
@@ -302,7 +378,7 @@ def command(default_manager: Any, tmp_path: Path) -> Any:
 
     def run(*arguments: str) -> Any:
         options = ("--model", str(tmp_path), "--tokens", "1,4", "--rounds", "2", "--device", "cpu")
-        return CliRunner().invoke(app, ["bench", *arguments, *options], env={"COLUMNS": "200"})
+        return CliRunner().invoke(app, ["bench", *options, *arguments], env={"COLUMNS": "200"})
 
     return run
 
@@ -326,6 +402,8 @@ def test_the_command_prints_a_table_or_json(command: Any) -> None:
         (("silu_and_mull",), "did you mean 'silu_and_mul'"),
         (("--modes", "fast"), "accepted: eager, opaque, compiled, stock"),
         (("--dtype", "float7"), "is not a dtype"),
+        (("--device", "toaster"), "--device: "),
+        (("--tokens", "1,many"), "is not a comma list of numbers"),
     ],
 )
 def test_wrong_usage_of_the_command(command: Any, arguments: tuple[str, ...], message: str) -> None:

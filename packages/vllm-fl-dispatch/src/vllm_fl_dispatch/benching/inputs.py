@@ -49,7 +49,10 @@ def _rotary(m: Maker) -> Arguments:
     s = m.shape
     positions = torch.arange(m.tokens, device=m.device) % MAX_POSITION
     query, key = m.rows(s.heads * s.head_size), m.rows(s.kv_heads * s.head_size)
-    return positions, query, key, s.head_size, m.normal(MAX_POSITION, s.rotary), True
+    angles = m.normal(MAX_POSITION, s.rotary // 2, dtype=torch.float32)
+    # Rotations keep lengths, also of what is rotated in place again and again.
+    cache = torch.cat([angles.cos(), angles.sin()], dim=-1).to(m.dtype)
+    return positions, query, key, s.head_size, cache, True
 
 
 def _grouped_topk(m: Maker) -> Arguments:

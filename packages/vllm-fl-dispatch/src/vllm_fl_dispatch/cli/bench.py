@@ -117,6 +117,13 @@ def setting_of(
     if device is None:
         found = torch.accelerator.current_accelerator()
         device = found.type if found is not None and torch.accelerator.is_available() else "cpu"
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise PolicyError(f"--device: {str(error).splitlines()[0]}") from None
+    if where.index is not None:
+        # Events and graphs belong to the current device.
+        getattr(torch, where.type).set_device(where.index)
     counts = parse_names(tokens) or ("1", "16", "256", "4096")[: 3 if device == "cpu" else 4]
     if not all(count.isdecimal() and int(count) for count in counts):
         raise PolicyError(f"--tokens: {tokens!r} is not a comma list of numbers such as 1,16,256")

@@ -91,7 +91,7 @@ def _explain_smallest(failed: list[Any]) -> None:
     from vllm_fl_dispatch.testing.assertions import explanation
 
     smallest: dict[str, Any] = {}
-    for result in sorted(failed, key=lambda result: result.numel):
+    for result in sorted(failed, key=lambda result: (result.case.heavy, result.numel)):
         smallest.setdefault(str(result.subject), result)
     for result in smallest.values():
         console.print()
