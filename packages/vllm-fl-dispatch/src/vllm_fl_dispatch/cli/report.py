@@ -38,7 +38,7 @@ def report(
             )
             for f in each["failures"]
         ]
-        lines += _within_tolerance(deviations, (rank, process), each.get("shadow", []))
+        lines += _add_deviations(deviations, (rank, process), each.get("shadow", []))
         lines += [
             f"{process}: registered, but no such operator: {name}"
             for name in each["unknown_operators"]
@@ -51,31 +51,32 @@ def report(
 def _deviations() -> Table:
     return table(
         "What deviates from its shadow, in the order in which it was seen", "rank", "process",
-        "operator", "layer", "implementation", "beside", "first", "largest",
+        "operator", "layer", "implementation", "beside", "tolerance", "first", "largest",
+        "arguments of the first",
     )  # fmt: skip
 
 
-def _within_tolerance(
-    made: Table, process: tuple[str, str], rows: list[dict[str, Any]]
-) -> list[str]:
-    """Add the rows that deviate to the table; a line for each operator's others."""
+def _add_deviations(made: Table, process: tuple[str, str], rows: list[dict[str, Any]]) -> list[str]:
+    """Add the rows that deviate to the table; returns a line for each operator's others."""
     others: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        if row["first"] is None:
+        first, largest = row["first"], row["largest"]
+        if first is None:
             others.setdefault((row["op"], row["impl_id"], row["beside"]), []).append(row)
             continue
         made.add_row(
             *process, row["op"], row["layer"] or f"(unknown, {row['mode']})", row["impl_id"],
-            row["beside"], _deviation(row["first"]), _deviation(row["largest"]),
+            row["beside"], f"{first['tolerance']:g} ulp", _deviation(first),
+            "" if first == largest else _deviation(largest), first["arguments"],
         )  # fmt: skip
     return [
         f"{process[1]}: {op} by {impl_id} keeps to {beside} within the tolerance in "
-        f"{len(same)} of its layers, {sum(row['compared'] for row in same)} calls compared, "
-        f"at most {max(row['largest']['ulp'] for row in same):.3g} ulp apart"
+        f"{len(same)} layers ({sum(row['compared'] for row in same)} calls compared, "
+        f"at most {max(row['largest']['ulp'] for row in same):.3g} ulp apart)"
         for (op, impl_id, beside), same in others.items()
     ]
 
 
 def _deviation(found: dict[str, Any]) -> str:
-    size = found["note"] or f"{float(found['ulp']):.3g} ulp (tolerance {found['tolerance']:g})"
-    return f"call {found['call']}: {size}\n{found['arguments']}"
+    size = found["note"] or f"{float(found['ulp']):.3g} ulp"
+    return f"call {found['call']}: {size}"
