@@ -38,13 +38,16 @@ OPERATORS = {"silu_and_mul", "gelu_and_mul", "rms_norm", "fused_add_rms_norm"}
 
 #: Exits with 1 where the vendor serves all operators of one of the sets.
 COMMAND = """
-import sys, time
+import subprocess, sys, time
 from vllm_fl_dispatch import call_op
 
 arguments = {"silu_and_mul": 1, "gelu_and_mul": 1, "rms_norm": 3, "fused_add_rms_norm": 4}
 served = {op for op, n in arguments.items() if call_op(op, *[0] * n) == "vendor.acme"}
 print("by the vendor:", sorted(served), flush=True)
-sets = [set(text.split("+")) for text in sys.argv[1:] if text != "hang"]
+if "leave" in sys.argv:
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print("worker", worker.pid, flush=True)
+sets = [set(text.split("+")) for text in sys.argv[1:] if text not in ("hang", "leave")]
 if any(each <= served for each in sets):
     time.sleep(60 if "hang" in sys.argv else 0)
     raise SystemExit(1)
@@ -153,6 +156,15 @@ def test_a_run_that_takes_too_long_counts_as_failed(bisect: Any) -> None:
                    "silu_and_mul,gelu_and_mul"))  # fmt: skip
     assert data["culprits"] == [["silu_and_mul"]]
     assert data["runs"][0]["code"] is None
+
+
+def test_what_a_run_leaves_behind_ends_with_it(bisect: Any) -> None:
+    """A worker would hold the device in the next run."""
+    data = as_json(bisect, "silu_and_mul", "leave", options=("--ops", "silu_and_mul,gelu_and_mul"))
+    for run in data["runs"]:
+        pid = Path(run["output"]).read_text().rpartition("worker ")[2].split()[0]
+        stat = Path("/proc", pid, "stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.benching.shapes import ModelShape, read_shape
 from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, table
 from vllm_fl_dispatch.cli.explain import dtype_named
+from vllm_fl_dispatch.config.measured import driver
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.doctor import PACKAGES
 from vllm_fl_dispatch.errors import PolicyError
@@ -181,6 +182,7 @@ def surroundings(setting: Setting) -> dict[str, Any]:
         name = getattr(torch, kind).get_device_name(setting.device)
     return {
         "device": name,
+        "driver": driver(),
         "toolkit": torch.version.cuda,
         "dtype": str(setting.dtype).removeprefix("torch."),
         "shape": asdict(setting.shape),

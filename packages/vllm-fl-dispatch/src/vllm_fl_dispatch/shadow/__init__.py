@@ -58,6 +58,14 @@ class Shadow:
 
         names.watch(layer)
 
+    def unseen(self, op_name: str) -> None:
+        """Layers were bound to traced code, which nothing can stand in front of."""
+        if self.order_for(op_name) is not None:
+            logger.warning_once(
+                f"VLLM_FL_SHADOW: {op_name} is traced into compiled code, where nothing is "
+                "compared; run the model with --enforce-eager"
+            )
+
     def compared(
         self,
         spec: OpSpec,
