@@ -47,6 +47,8 @@ class Shadow:
         self._rows: dict[tuple[Any, ...], Row] = {}
         self._comparing: dict[tuple[Any, ...], Call] = {}
         self._deviating = 0
+        named = "; ".join(f"{op}={'|'.join(order)}" for op, order in orders.items())
+        logger.info("shadow: %s on %s: these calls run twice", named, sampling)
 
     def order_for(self, op_name: str) -> tuple[str, ...] | None:
         """What runs beside this operator, or None."""
