@@ -92,7 +92,9 @@ def test_the_culprit_is_named_with_a_line_that_avoids_it(bisect: Any, tmp_path: 
     result = bisect("gelu_and_mul")
     assert result.exit_code == 0, result.output
     assert "gelu_and_mul makes it fail" in result.output
-    assert 'VLLM_FL_PER_OP="gelu_and_mul=reference"' in result.output.splitlines()
+    lines = result.output.splitlines()
+    assert 'VLLM_FL_PER_OP="gelu_and_mul=reference"' in lines
+    assert 'VLLM_FL_SHADOW="gelu_and_mul=reference"' in lines
     logs = sorted(path.name for path in (tmp_path / "output").iterdir())
     assert logs[0] == "run-001.log"
     first = (tmp_path / "output" / "run-001.log").read_text()
