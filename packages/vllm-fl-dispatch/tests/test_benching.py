@@ -132,6 +132,16 @@ def test_the_median_is_of_the_rounds_and_the_ratio_of_the_same_round() -> None:
     }  # fmt: skip
 
 
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=20))
+def test_percentiles_lie_within_what_was_measured(times: list[int]) -> None:
+    found = summary([Sample(time) for time in times])
+    low, middle, high = (found[name] for name in ("low", "time", "high"))
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    assert min(times) <= low <= middle <= high <= max(times)
+
+
 def test_bandwidth_and_the_cost_of_an_eager_call() -> None:
     figure = Figure("op", "a", "a", "eager", 1, time=10.0, host=25.0, device=10.0, bytes=40_000)
     assert figure.bandwidth == 4.0
@@ -406,7 +416,11 @@ def command(default_manager: Any, tmp_path: Path) -> Any:
 def test_the_command_prints_a_table_or_json(command: Any) -> None:
     result = command("silu_and_mul")
     assert result.exit_code == 0, result.output
-    for text in ("vendor.acme", "a copy moves", "silu_and_mul vendor.far: unavailable: far away"):
+    for text in (
+        "vendor.acme",
+        "a copy moves",
+        "vendor.far of silu_and_mul: unavailable: far away",
+    ):
         assert text in result.output
     data = json.loads(command("silu_and_mul", "--json").stdout)
     assert data["shape"]["hidden"] == 896
