@@ -245,10 +245,21 @@ def build(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, sorted(target.iterdir())))
 
 
+DOCS_TOOLS = ("mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff")
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation as a site in `site/`; broken links are errors."""
-    provision(session, ["docs"], lambda: session.install("mkdocs-material>=9.5"))
+    """The documentation as a site in `site/`, strictly; `-- --write` makes its reference first."""
+
+    def install() -> None:
+        session.install("-e", str(ROOT / "packages" / CORE), *DOCS_TOOLS)
+        # Read, not run: torch is not needed.
+        session.install("--no-deps", *(word for path in BACKENDS for word in ("-e", str(path))))
+
+    provision(session, ["docs", *DOCS_TOOLS], install)
+    if "--write" in session.posargs:
+        session.run("python", "docs/generate.py")
     session.run("mkdocs", "build", "--strict")
 
 

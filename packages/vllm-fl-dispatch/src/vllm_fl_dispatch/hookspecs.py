@@ -31,6 +31,7 @@ API_LEVEL = 1
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function as the implementation of the hook of its name."""
 
 
 @hookspec
