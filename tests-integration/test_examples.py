@@ -1,0 +1,139 @@
+"""The examples, as their page says they are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import ENVIRONMENT
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MODEL = os.environ.get("DEMO_MODEL")
+needs_model = pytest.mark.skipif(
+    not MODEL, reason="DEMO_MODEL names no model; the nox session makes one"
+)
+
+
+def run(*command: str, **environ: str) -> str:
+    """What an example prints."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=EXAMPLES,
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(EXAMPLES), **environ},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_every_example_is_on_their_page() -> None:
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\((\w+\.py)\)", page)) == sorted(
+        path.name for path in EXAMPLES.glob("*.py")
+    )
+
+
+def test_policy_contexts() -> None:
+    lines = dict(line.split(": ") for line in run("policy_contexts.py").splitlines())
+    reference = "vllm_fl_reference.impl.activation"
+    assert lines == {
+        "by default": "vendor_plugin",
+        "in a block that prefers the reference": reference,
+        "in a thread started there": "vendor_plugin",
+        "without that vendor": reference,
+        "by a policy with an order": reference,
+        "by that policy for the process": reference,
+        "by default again": "vendor_plugin",
+    }
+
+
+def test_custom_operator() -> None:
+    assert run("custom_operator.py").split("\n")[:2] == [
+        "fused [0.0, 9.0]",
+        "reference [0.0, 9.0]",
+    ]
+
+
+def test_both_kernels_of_the_custom_operator_pass_the_kit() -> None:
+    printed = run("-m", "vllm_fl_dispatch.cli", "verify", "squared_relu", "--device", "cpu",
+                  "--json", VLLM_FL_PLUGIN_MODULES="custom_operator")  # fmt: skip
+    passed = {row["impl_id"]: row["passed"] for row in json.loads(printed)["rows"]}
+    assert passed == {"vendor.mine": 6, "reference.mine": 6}
+
+
+@needs_model
+def test_offline_inference() -> None:
+    answer, *served = run("offline_inference.py", str(MODEL)).strip().splitlines()[-5:]
+    assert "Paris" in answer
+    counted = dict(line.split(": ") for line in served)
+    assert set(counted) == {"silu_and_mul", "rms_norm", "fused_add_rms_norm", "rotary_embedding"}
+    assert all(text.startswith("reference.torch, ") for text in counted.values())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """`vllm serve`, which prefers the reference: its address, and the folder of its reports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    reports, log = tmp_path / "report", tmp_path / "log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+               "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+               "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"]  # fmt: skip
+    environ = {"VLLM_FL_PREFER": "reference", "VLLM_FL_REPORT": str(reports),
+               "VLLM_CACHE_ROOT": str(tmp_path / "cache")}  # fmt: skip
+    with open(log, "w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **ENVIRONMENT, **environ},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text()[-6000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except (urllib.error.URLError, OSError):
+                time.sleep(1)
+        else:
+            pytest.fail(f"the server does not answer:\n{log.read_text()[-6000:]}")
+        yield f"http://127.0.0.1:{port}/v1", reports
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@needs_model
+def test_a_served_model_answers_the_client_and_the_report_says_what_served_it(
+    server: tuple[str, Path],
+) -> None:
+    url, reports = server
+    assert "Paris" in run("chat_client.py", url)
+    processes = json.loads(run("-m", "vllm_fl_dispatch.cli", "report", str(reports), "--json"))
+    rows = [row for process in processes for row in process["rows"]]
+    counted = {row["op"]: row["impl_id"] for row in rows if row["calls"] > 0}
+    assert counted == dict.fromkeys(
+        ("silu_and_mul", "rms_norm", "fused_add_rms_norm", "rotary_embedding"), "reference.torch"
+    )
