@@ -237,12 +237,63 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Source distributions and wheels of all distributions, checked."""
-    provision(session, ["build"], lambda: session.install("build", "twine"))
+    """Source distributions and wheels, checked and installed, the core alone, apart and together.
+
+    An argument is the tag of a release: what it publishes is left in `dist/`.
+    """
+    tools = ("build", "twine", "check-wheel-contents")
+    provision(session, tools, lambda: session.install(*tools))
     target = session.cache_dir / "dist"
+    shutil.rmtree(target, ignore_errors=True)
     for path in PACKAGES:
         session.run("python", "-m", "build", "--outdir", str(target), str(path), silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(target.iterdir())))
+    session.run("check-wheel-contents", *map(str, sorted(target.glob("*.whl"))))
+    install_fresh(session, target)
+    for tag in session.posargs:
+        released = release_of(session, tag, target)
+        shutil.rmtree(ROOT / "dist", ignore_errors=True)
+        (ROOT / "dist").mkdir()
+        for file in released:
+            shutil.copy(file, ROOT / "dist")
+
+
+def install_fresh(session: nox.Session, wheels: Path) -> None:
+    """The core alone into an empty environment, then each backend, then all; what is missing.
+
+    Without torch, which vLLM brings: nothing of ours may need it to say what is missing.
+    """
+    place = Path(session.create_tmp()) / "fresh"
+    session.run("python", "-m", "venv", "--clear", str(place), silent=True)
+    python = str(place / "bin" / "python")
+
+    def pip(*words: str) -> None:
+        session.run(python, "-m", "pip", "--quiet", *words, external=True)
+
+    def check(plugins: Sequence[str]) -> None:
+        script = INTEGRATION / "tools" / "installed.py"
+        session.run(python, str(script), *plugins, external=True)
+
+    def wheel(path: Path) -> str:
+        return str(next(wheels.glob(f"{path.name.replace('-', '_')}-*.whl")))
+
+    pip("install", wheel(PACKAGES[0]), "packaging")
+    check([])
+    for path in BACKENDS:
+        pip("install", "--no-deps", wheel(path))
+        check([path.name.removeprefix("vllm-fl-")])
+        pip("uninstall", "--yes", path.name)
+    pip("install", "--no-deps", *map(wheel, BACKENDS))
+    check([path.name.removeprefix("vllm-fl-") for path in BACKENDS])
+
+
+def release_of(session: nox.Session, tag: str, built: Path) -> list[Path]:
+    """The files that a tag publishes; an error where it names no version of this repository."""
+    name, _, version = tag.rpartition("-v")
+    files = sorted(built.glob(f"{name.replace('-', '_')}-{version}[.-]*"))
+    if len(files) != 2:
+        session.error(f"the tag {tag} names none of {[file.name for file in built.iterdir()]}")
+    return files
 
 
 DOCS_TOOLS = ("mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff")
