@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -85,52 +85,59 @@ def test_offline_inference() -> None:
     assert all(text.startswith("reference.torch, ") for text in counted.values())
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """`vllm serve`, which prefers the reference: its address, and the folder of its reports."""
+@contextmanager
+def served(folder: Path, **environ: str) -> Iterator[str]:
+    """The address of a server of the model, which ends as one stops it: by Ctrl-C."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    reports, log = tmp_path / "report", tmp_path / "log"
+    # vLLM's CPU build has no working command `vllm`: that looks a distribution of this name up.
+    # By default vLLM kills its engine at once, which leaves no report.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
                "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-               "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"]  # fmt: skip
-    environ = {"VLLM_FL_PREFER": "reference", "VLLM_FL_REPORT": str(reports),
-               "VLLM_CACHE_ROOT": str(tmp_path / "cache")}  # fmt: skip
+               "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4",
+               "--shutdown-timeout", "60"]  # fmt: skip
+    log = folder / "log"
     with open(log, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **ENVIRONMENT, **environ},
+            env={**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(folder / "cache"), **environ},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        for _ in range(600):
-            assert process.poll() is None, log.read_text()[-6000:]
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except (urllib.error.URLError, OSError):
-                time.sleep(1)
-        else:
-            pytest.fail(f"the server does not answer:\n{log.read_text()[-6000:]}")
-        yield f"http://127.0.0.1:{port}/v1", reports
+        until_healthy(process, f"http://127.0.0.1:{port}/health", log)
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         try:
-            process.wait(60)
+            process.wait(90)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Wait for a server, as long as it lives and at most ten minutes."""
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()[-6000:]
+        with suppress(OSError):
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        time.sleep(1)
+    pytest.fail(f"the server does not answer:\n{log.read_text()[-6000:]}")
 
 
 @needs_model
+@pytest.mark.slow
 def test_a_served_model_answers_the_client_and_the_report_says_what_served_it(
-    server: tuple[str, Path],
+    tmp_path: Path,
 ) -> None:
-    url, reports = server
-    assert "Paris" in run("chat_client.py", url)
+    reports = tmp_path / "report"
+    with served(tmp_path, VLLM_FL_PREFER="reference", VLLM_FL_REPORT=str(reports)) as url:
+        assert "Paris" in run("chat_client.py", url)
     processes = json.loads(run("-m", "vllm_fl_dispatch.cli", "report", str(reports), "--json"))
     rows = [row for process in processes for row in process["rows"]]
     counted = {row["op"]: row["impl_id"] for row in rows if row["calls"] > 0}

@@ -30,6 +30,8 @@ WRITTEN = sorted(
      *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
 )  # fmt: skip
 
+TRANSLATED = [path for path in WRITTEN if path.name.endswith(".zh-CN.md")]
+
 
 def _generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate_reference", DOCS / "generate.py")
@@ -122,6 +124,21 @@ def test_python_blocks_compile_and_those_that_can_run_do(place: str, code: str, 
     compiled = compile(code, place, "exec")
     if runs:
         exec(compiled, {"__name__": "block"})
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda path: path.name)
+def test_a_translation_has_every_heading_row_and_name_of_its_page(page: Path) -> None:
+    def shape(path: Path) -> tuple[list[str], int, set[str]]:
+        text = path.read_text(encoding="utf-8")
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        marks = re.findall(r"^(?:#+ |```\w+|\* )", text, re.MULTILINE)
+        return (
+            marks,
+            len(re.findall(r"^\|", text, re.MULTILINE)),
+            set(re.findall(r"`[^`]+`", prose)),
+        )
+
+    assert shape(page) == shape(page.with_name(page.name.replace(".zh-CN", "")))
 
 
 def test_blocks_in_yaml_are_policies() -> None:
