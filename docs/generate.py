@@ -143,9 +143,10 @@ def matrix() -> Iterator[str]:
             getattr(plugin, hook, lambda _: None)(registrar)
     rows = []
     for name in sorted(registry.snapshot().impls):
-        by = {impl.origin.distribution: impl for impl in registry.impls(name) if impl.origin}
-        cells = (f"`{by[backend].impl_id}`" if backend in by else "" for backend in BACKENDS)
-        rows.append((f"`{name}`", *cells))
+        ids: dict[str, list[str]] = {backend: [] for backend in BACKENDS}
+        for impl in registry.impls(name):
+            ids[str(impl.origin)].append(impl.impl_id)
+        rows.append((f"`{name}`", *map(names, ids.values())))
     yield table(("operator", *(f"vllm-fl-{backend}" for backend in BACKENDS)), rows)
 
 
