@@ -24,7 +24,7 @@ from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Spec
 
 logger = get_logger(__name__)
 
@@ -170,7 +170,7 @@ class OpManager:
             UnknownOp: no such operator.
         """
         self.ensure_built()
-        spec = self.registry.spec(op_name)
+        spec = self.registry.contract(op_name)
         impls = self.registry.impls(op_name)
         policy = policy or self.current_policy()
         ask = self._implementations.ask
@@ -195,7 +195,7 @@ class OpManager:
             logger.warning_once(resolution.note)
         return resolution
 
-    def load(self, spec: OpSpec, impl: OpImpl) -> Call | None:
+    def load(self, spec: Spec, impl: OpImpl) -> Call | None:
         """The function of an implementation; None if it cannot be loaded. See `Implementations`."""
         return self._implementations.load(spec, impl, strict=self.current_policy().strict)
 
@@ -238,7 +238,7 @@ class OpManager:
 
     # -- what happened ------------------------------------------------------------------------
 
-    def announce(self, spec: OpSpec, resolution: Resolution, impl: OpImpl) -> None:
+    def announce(self, spec: Spec, resolution: Resolution, impl: OpImpl) -> None:
         """Say once which implementation serves an operator, and again when that changes."""
         if self._announced.get(spec.name) != impl.impl_id:
             self._announced[spec.name] = impl.impl_id

