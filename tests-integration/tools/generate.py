@@ -46,6 +46,7 @@ def main() -> None:
         use_tqdm=False,
     )
     from vllm.model_executor.custom_op import op_registry_oot
+    from vllm.platforms import current_platform
 
     print(
         json.dumps(
@@ -54,6 +55,8 @@ def main() -> None:
                 "report": manager.report.as_dicts(),
                 "out_of_tree": sorted(op_registry_oot),
                 "built": manager.registry.size(),
+                "platform": type(current_platform).__name__,
+                "chunked": llm.llm_engine.vllm_config.scheduler_config.enable_chunked_prefill,
             }
         )
     )

@@ -1,7 +1,7 @@
 """The report as files: one JSON per process in the folder that `VLLM_FL_REPORT` names.
 
-Written when the process ends, normally or by SIGTERM, and at each failure, so that a killed
-process leaves what it knew. Files are renamed into place: a reader never sees half of one.
+Written when the process ends, normally or by SIGTERM, when a worker of vLLM is ready, and at each
+failure, so that a killed process leaves what it knew. Files are renamed into place: a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start(manager: OpManager, folder: Path) -> None:
         with contextlib.suppress(OSError):
             write(manager, folder)
 
-    manager.report.on_failure = save
+    manager.report.on_news = save
     # Children of multiprocessing skip atexit, but not these.
     util.Finalize(None, save, exitpriority=10)
     _save_on_sigterm(save)

@@ -29,9 +29,10 @@ def activate() -> list[str]:
             "a policy scope is open around vLLM's start; it does not reach the processes that vLLM "
             "starts: use set_global_policy, which does"
         )
-    from vllm_fl_dispatch.vllm import attention, compat, fingerprint, layers
+    from vllm_fl_dispatch.vllm import attention, compat, fingerprint, layers, ranks
 
     fingerprint.publish(manager)
+    ranks.watch(manager)
     if not compat.is_ours() and attention.is_dispatched(manager):
         attention.install(manager, compat.platform_class())
     replaced = []
