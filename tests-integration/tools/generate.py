@@ -27,9 +27,11 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    from vllm_fl_dispatch import get_default_manager
+    from vllm_fl_dispatch import SelectionPolicy, get_default_manager, set_global_policy
 
     manager = get_default_manager()
+    if "TEST_POLICY" in os.environ:
+        set_global_policy(SelectionPolicy.from_dict(**json.loads(os.environ["TEST_POLICY"])))
     manager.report.enabled = os.environ.get("TEST_REPORT") == "1"
     options = {
         "skip_tokenizer_init": True,
