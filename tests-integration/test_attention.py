@@ -88,9 +88,10 @@ def test_each_class_of_the_reference_is_one_that_this_vllm_takes(mla: bool, spar
         with pytest.raises(NotImplementedError):
             reference.attention_backend(mla, sparse)
     else:
-        assert compat.attention_problems(
-            compat.import_path(reference.attention_backend(mla, sparse))
-        ) == []
+        assert (
+            compat.attention_problems(compat.import_path(reference.attention_backend(mla, sparse)))
+            == []
+        )
 
 
 def test_requests_find_their_class(choose: Choose) -> None:

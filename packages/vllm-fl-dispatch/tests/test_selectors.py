@@ -75,9 +75,7 @@ def test_explain_shows_a_request_and_why_not_the_others(make_manager: Any) -> No
     def dense_only(query: Query) -> Verdict:
         return Verdict.no("no MLA") if query.get("use_mla") else Verdict.yes()
 
-    manager = make_manager(
-        backend("vendor.acme", supports=dense_only), backend("reference.torch")
-    )
+    manager = make_manager(backend("vendor.acme", supports=dense_only), backend("reference.torch"))
     found = explain(manager, NAME, layer=False, facts={"use_mla": True, "head_size": 576})
     assert found.resolution.selected is not None
     assert found.resolution.selected.impl_id == "reference.torch"

@@ -242,8 +242,8 @@ def test_a_cache_of_another_dtype_and_layout() -> None:
     rounded = [key.bfloat16().float() for key in given.keys]
     # Heads before blocks in memory, as some layouts of vLLM have it.
     strided = stored.transpose(0, 1).contiguous().transpose(0, 1)
-    layout = Batch(given.starts, given.lengths, given.query, rounded,
-                   [value.bfloat16().float() for value in given.values], strided, given.table)  # fmt: skip
+    values = [value.bfloat16().float() for value in given.values]
+    layout = Batch(given.starts, given.lengths, given.query, rounded, values, strided, given.table)
     check(layout, Attention(0.2))
 
 

@@ -1,7 +1,8 @@
 """The report as files: one JSON per process in the folder that `VLLM_FL_REPORT` names.
 
 Written when the process ends, normally or by SIGTERM, when a worker of vLLM is ready, and at each
-failure, so that a killed process leaves what it knew. Files are renamed into place: a reader never sees half of one.
+failure, so that a killed process leaves what it knew. Files are renamed into place: a reader never
+sees half of one.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from vllm_fl_dispatch.platforms import platform_defaults
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, unknown_name
-from vllm_fl_dispatch.types import Origin
+from vllm_fl_dispatch.types import Origin, Spec
 
 logger = get_logger(__name__)
 
@@ -31,7 +31,8 @@ def build(
     from vllm_fl_dispatch.selectors import SELECTORS
 
     core = Origin("vllm-fl-dispatch")
-    for spec in (*SPECS, *SELECTORS):
+    specs: tuple[Spec, ...] = (*SPECS, *SELECTORS)
+    for spec in specs:
         registry.add_spec(spec, core)
     disabled = frozenset(parse_names(read("VLLM_FL_DISABLED_PLUGINS") or ""))
     records = []

@@ -14,8 +14,8 @@ def register() -> None:
         from vllm_fl_dispatch.vllm.plugin import activate
 
         activate()
-    except Exception:  # see above
-        _say_or_raise("vllm-fl is inactive in this process: vLLM runs as without it")
+    except Exception as error:  # noqa: BLE001  # see above
+        _say_or_raise(error, "vllm-fl is inactive in this process: vLLM runs as without it")
 
 
 def find_platform() -> str | None:
@@ -31,17 +31,17 @@ def find_platform() -> str | None:
             return None
         # What cannot be imported must show now, not when vLLM has chosen us.
         import vllm_fl_dispatch.vllm.platform
-    except Exception:  # see above
-        _say_or_raise("vllm-fl offers no platform in this process")
+    except Exception as error:  # noqa: BLE001  # see above
+        _say_or_raise(error, "vllm-fl offers no platform in this process")
         return None
     return f"{vllm_fl_dispatch.vllm.platform.__name__}.PlatformFL"
 
 
-def _say_or_raise(message: str) -> None:
+def _say_or_raise(error: Exception, message: str) -> None:
     import os
 
     from vllm_fl_dispatch.logger_manager import get_logger
 
-    get_logger(__name__).exception(message)
     if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
-        raise  # noqa: PLE0704  # called where an exception is being handled
+        raise error
+    get_logger(__name__).error("%s", message, exc_info=error)

@@ -135,7 +135,7 @@ def is_free_custom(member: Any) -> bool:
     return member.name == "CUSTOM" and not member.is_overridden()
 
 
-def attention_problems(backend: Any, request: Any = None) -> list[str]:
+def attention_problems(candidate: Any, request: Any = None) -> list[str]:
     """Why vLLM could not use a class as attention backend; nothing where it could.
 
     Args:
@@ -146,8 +146,9 @@ def attention_problems(backend: Any, request: Any = None) -> list[str]:
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    if not (isinstance(backend, type) and issubclass(backend, AttentionBackend)):
-        return [f"{backend!r} is no subclass of vllm.v1.attention.backend.AttentionBackend"]
+    if not inspect.isclass(candidate) or not issubclass(candidate, AttentionBackend):
+        return [f"{candidate!r} is no subclass of vllm.v1.attention.backend.AttentionBackend"]
+    backend: Any = candidate
     missing = sorted(backend.__abstractmethods__)
     if missing:
         return [f"it lacks {', '.join(missing)}, which this vLLM calls"]

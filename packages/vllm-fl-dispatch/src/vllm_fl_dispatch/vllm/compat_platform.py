@@ -55,7 +55,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 @contextmanager
 def without_memory_binding() -> Iterator[None]:
     """In here vLLM's CPU worker binds no memory to a NUMA node: the operator for it is compiled."""
-    namespace = torch.ops._C
+    namespace: Any = torch.ops._C
     if hasattr(namespace, "init_cpu_memory_env"):
         yield
         return

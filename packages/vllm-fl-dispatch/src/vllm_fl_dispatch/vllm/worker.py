@@ -1,4 +1,4 @@
-"""The worker of `PlatformFL`: vLLM's own for this type of device, without its compiled operators."""
+"""The worker of `PlatformFL`: vLLM's own for the device, without its compiled operators."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class Attention:
         heads = keys.shape[1]
         group = query.shape[1] // heads
         # The query heads that share a key head become more queries of it: no key is repeated.
-        queries = query[piece.tokens].unflatten(2, (heads, group)).permute(0, 2, 3, 1, 4)
+        count, rows = piece.tokens.shape
+        queries = query[piece.tokens].view(count, rows, heads, group, -1).permute(0, 2, 3, 1, 4)
         seen = self._seen(piece, causal)
         if self.softcap or self.alibi_slopes is not None or self.sinks is not None:
             found = self._explicitly(queries, keys, values, seen, piece)
@@ -82,7 +83,7 @@ class Attention:
             mask = None if seen is None else seen[:, None].repeat(1, 1, group, 1)
             found = scaled_dot_product_attention(
                 queries.flatten(2, 3), keys, values, attn_mask=mask, scale=self.scale
-            ).unflatten(2, (group, -1))
+            ).view(count, heads, group, rows, -1)
         found = found.permute(0, 3, 1, 2, 4).flatten(2, 3)
         if seen is None:
             return found

@@ -74,7 +74,7 @@ def make_plan(
     pieces = []
     for requests in groups.values():
         for some, first, last in _cuts(requests, starts, lengths, max_pairs):
-            pieces.append(_piece(some, first, last, starts, lengths, device))  # noqa: PERF401  # clearer
+            pieces.append(_piece(some, first, last, starts, lengths, device))  # clearer
     return tuple(pieces)
 
 

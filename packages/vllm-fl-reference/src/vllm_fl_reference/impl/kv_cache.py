@@ -11,9 +11,7 @@ import torch
 from vllm_fl_reference.impl.attention_plan import Piece
 
 
-def write(
-    cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
-) -> None:
+def write(cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     """Store keys and values where the scheduler wants them.
 
     Args:
@@ -29,7 +27,7 @@ def write(
 
 
 def read(cache: torch.Tensor, block_table: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """[R, heads, K, d + dv]: what the requests of a piece have in the cache; zeros behind their end.
+    """[R, heads, K, d + dv]: the entries of a piece's requests; zeros behind their end.
 
     Args:
         cache: [blocks, heads, block size, d + dv].

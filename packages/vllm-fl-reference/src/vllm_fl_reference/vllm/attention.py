@@ -1,5 +1,8 @@
-"""Attention of vLLM's layers by the reference. Serves both contracts of the KV cache: what vLLM asks
-for by `get_kv_cache_shape` (before 0.29) is what it hands out as a logical view since."""
+"""Attention of vLLM's layers by the reference.
+
+Serves both contracts of the KV cache: what vLLM asked for by `get_kv_cache_shape` before 0.29 is
+what it hands out as a logical view since.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 
 from vllm_fl_reference.impl import kv_cache as cache
 from vllm_fl_reference.impl.attention import Attention
+from vllm_fl_reference.impl.attention_plan import Piece
 from vllm_fl_reference.vllm.metadata import ReferenceMetadata, ReferenceMetadataBuilder
 
 UNCACHED = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
@@ -117,21 +121,15 @@ class ReferenceAttentionImpl(AttentionImpl[ReferenceMetadata]):  # type: ignore[
             raise NotImplementedError("the reference attention does not quantize its output")
         if attn_metadata is None:  # a run that only measures memory
             return output.fill_(0)
-        step = attn_metadata
+        step, size = attn_metadata, self.head_size
+
+        def cached(piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+            entries = cache.read(kv_cache, step.block_table, piece)
+            return entries[..., :size], entries[..., size:]
+
+        def uncached(piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+            return cache.read_batch(key, piece), cache.read_batch(value, piece)
+
         if self._cached:
-            return self._attention(
-                query,
-                lambda piece: cache.read(kv_cache, step.block_table, piece).split(
-                    self.head_size, -1
-                ),
-                step.plan,
-                output,
-                causal=step.causal,
-            )
-        return self._attention(
-            query,
-            lambda piece: (cache.read_batch(key, piece), cache.read_batch(value, piece)),
-            step.plan,
-            output,
-            causal=False,
-        )
+            return self._attention(query, cached, step.plan, output, causal=step.causal)
+        return self._attention(query, uncached, step.plan, output, causal=False)

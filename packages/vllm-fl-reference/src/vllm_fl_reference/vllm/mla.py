@@ -17,7 +17,7 @@ class ReferenceMLABackend(ReferenceAttentionBackend):
     """Serves any rank; prefill, chunks and prefix hits alike go over the latent cache."""
 
     @staticmethod
-    def get_impl_cls() -> type[ReferenceMLAImpl]:  # type: ignore[override]  # another family
+    def get_impl_cls() -> type[ReferenceMLAImpl]:
         return ReferenceMLAImpl
 
     @staticmethod
