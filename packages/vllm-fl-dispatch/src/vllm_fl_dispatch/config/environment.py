@@ -49,7 +49,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PREFER_ENABLED", "0 leaves vLLM untouched", parse_bool),
     Variable("VLLM_FL_ENABLED", "same as VLLM_FL_PREFER_ENABLED", parse_bool),
     Variable("VLLM_FL_CONFIG", "path of a YAML policy; replaces all other settings"),
-    Variable("VLLM_FL_PLATFORM", "whose platform defaults apply, and the device that PlatformFL is asked for; by default what is detected"),
+    Variable("VLLM_FL_PLATFORM", "asks for PlatformFL on this device (cuda, cpu ...), "
+             "and for its platform defaults; by default what is detected"),
     Variable("VLLM_FL_PREFER", "flagos, vendor or reference", parse_preference, "prefer"),
     Variable("VLLM_FL_STRICT", "1: errors instead of fallback", parse_bool, "strict"),
     Variable("VLLM_FL_OP_CONFIG", "JSON or its path, operator to kind; see VLLM_FL_PER_OP",
