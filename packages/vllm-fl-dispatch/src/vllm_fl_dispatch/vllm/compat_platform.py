@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +17,8 @@ from vllm_fl_dispatch.types import DeviceSpec
 #: Our name among vLLM's plugins.
 NAME = "fl"
 GROUP = "vllm.platform_plugins"
+#: Compiled modules that modules of vLLM import without asking.
+EXTENSIONS = ("vllm._C", "vllm._C_stable_libtorch")
 
 
 def rival_platform() -> str | None:
@@ -40,12 +46,30 @@ def _claims(claim: Any) -> bool:
         return False
 
 
+@contextmanager
+def stand_ins_for_kernels() -> Iterator[None]:
+    """In here vLLM's compiled modules can be imported although there are none.
+
+    The module of its CUDA platform imports them at once, before anybody could want an operator.
+    """
+    absent = [name for name in EXTENSIONS if importlib.util.find_spec(name) is None]
+    sys.modules.update((name, types.ModuleType(name)) for name in absent)
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
 def prepare(spec: DeviceSpec) -> None:
     """Once per process, before anything runs on the device."""
     if spec.device_type == "cpu":
         # vLLM frees the memory of an accelerator when it ends, whatever the platform.
         for name in ("empty_cache", "empty_host_cache"):
             setattr(torch.accelerator, name, _nothing)
+    else:
+        # The other runner of vLLM is made of Triton kernels; with this one PlatformFL was tried.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -102,6 +126,13 @@ def compute_slot_mapping(
     blocks = table.block_table.gpu[requests, positions // size].to(slots.dtype)
     slots[:count] = blocks * size + (positions % size).to(slots.dtype)
     slots[count : table.max_num_batched_tokens].fill_(-1)
+
+
+def mla_prefill_in_torch() -> Any:
+    """vLLM's prefill of MLA models in torch."""
+    from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend
+
+    return CPUSDPAMLAPrefillBackend
 
 
 @contextmanager

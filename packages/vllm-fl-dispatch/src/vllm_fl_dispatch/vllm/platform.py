@@ -14,6 +14,7 @@ from typing import Any
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.types import DeviceSpec
 from vllm_fl_dispatch.vllm import attention, compat, compat_platform, detection
+from vllm_fl_dispatch.vllm.generic_device import GenericDevice
 
 WORKER = "vllm_fl_dispatch.vllm.worker.WorkerFL"
 
@@ -29,6 +30,11 @@ class Refined:
     ) -> str:
         """The selector decides; there is no attention of the platform's own."""
         return attention.choose(get_default_manager(), selected_backend, attn_selector_config)
+
+    @classmethod
+    def get_mla_prefill_backend_cls(cls, *_: Any, **__: Any) -> Any:
+        """Every MLA layer has one, used or not; vLLM's in torch needs no kernels."""
+        return compat_platform.mla_prefill_in_torch()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
@@ -62,13 +68,15 @@ class Refined:
 
 def platform_for(spec: DeviceSpec) -> type:
     """The class of vLLM's platform for a device."""
-    from vllm.platforms.interface import PlatformEnum
+    from vllm.platforms.interface import Platform, PlatformEnum
 
-    base = compat.import_path(spec.platform_class.replace(":", "."))
+    with compat_platform.stand_ins_for_kernels():
+        base = compat.import_path(spec.platform_class.replace(":", "."))
     compat_platform.prepare(spec)
+    generic = (GenericDevice,) if base is Platform else ()
     return type(
         "PlatformFL",
-        (Refined, base),
+        (Refined, *generic, base),
         {
             "__module__": __name__,
             "_enum": PlatformEnum.OOT,
