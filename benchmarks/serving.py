@@ -125,7 +125,8 @@ def main() -> None:
                 mean, low, high = interval(ratios)
                 median = sorted(found)[len(found) // 2]
                 print(
-                    f"| {name} | {sequences} | {median:.1f} | {mean:.3f} | {low:.3f} to {high:.3f} |"
+                    f"| {name} | {sequences} | {median:.1f} | {mean:.3f} "
+                    f"| {low:.3f} to {high:.3f} |"
                 )
                 # The budget is missed where the measurement excludes that it is kept.
                 failures += [

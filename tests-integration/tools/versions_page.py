@@ -13,9 +13,9 @@ MODELS = {"qwen3": "dense", "moe": "experts", "window": "sliding window", "mla":
 HEAD = """# Versions of vLLM
 
 Written by `nox -s versions`. Each cell is one run of a tiny model with five prompts, greedy and in
-float32, compared with the tokens that Hugging Face gives: *equal*, *different*, *failed* (it did not
-start), or *not run*. All run under one environment, that of the version which the integration tests
-use.
+float32, compared with the tokens that Hugging Face gives: *equal*, *different*, *failed* (it did
+not start), or *not run*. All run under one environment, that of the version which the integration
+tests use.
 
 *Python tree* is vLLM's Python code without a compiled module, on `PlatformFL` with the reference
 backend: it shows that nothing in vLLM has moved away from under us. *Full build* is all of the CPU

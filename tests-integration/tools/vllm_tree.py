@@ -2,9 +2,9 @@
 
 usage: python vllm_tree.py SOURCE TARGET [full]
 
-SOURCE is a wheel of vLLM, or ``installed`` for the vLLM of this interpreter. The tree has its Python
-files without compiled modules, and says that it was built for no device; with ``full`` it is all of
-a wheel of the CPU build.
+SOURCE is a wheel of vLLM, or ``installed`` for the vLLM of this interpreter. The tree has its
+Python files without compiled modules, and says that it was built for no device; with ``full`` it
+is all of a wheel of the CPU build.
 """
 
 from __future__ import annotations

@@ -96,7 +96,13 @@ def test_every_stage_of_a_worker_is_checked_and_the_report_is_written(
         worker: Any
 
         def init_worker(self) -> None:
+            # As in vLLM, where this method is what loads the plugins.
+            ranks.watch(manager)
+            ranks.watch(manager)
             self.worker = Worker()
+
+        def init_device(self) -> None:
+            self.worker.init_device()
 
     manager = make_manager()
     manager.report.on_news = lambda: calls.append("written")
@@ -104,11 +110,9 @@ def test_every_stage_of_a_worker_is_checked_and_the_report_is_written(
     monkeypatch.setattr(ranks.compat_ranks, "worker_wrapper", lambda: Wrapper)
     monkeypatch.setattr(ranks.compat_ranks, "tensor_parallel_group", lambda: group)
     monkeypatch.setattr(ranks, "compare", lambda *call: calls.append(call[2:]))
-    ranks.watch(manager)
-    ranks.watch(manager)
     wrapper = Wrapper()
     wrapper.init_worker()
-    wrapper.worker.init_device()
+    wrapper.init_device()
     wrapper.worker.load_model()
     assert wrapper.worker.compile_or_warm_up_model() == "times"
     wrapper.worker.load_model()

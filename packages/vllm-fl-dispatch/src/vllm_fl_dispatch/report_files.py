@@ -76,12 +76,21 @@ def content(manager: OpManager) -> dict[str, Any]:
 
 
 def rank() -> int | None:
-    """The rank of this process in torch.distributed, or what the launcher says."""
+    """The rank of this process in torch.distributed, or what the launcher says.
+
+    Once known it is remembered: the group may be gone when the process ends.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
+        _known[os.getpid()] = int(distributed.get_rank())
+    if os.getpid() in _known:
+        return _known[os.getpid()]
     value = os.environ.get("RANK", "")
     return int(value) if value.isdigit() else None
+
+
+#: process -> its rank; a forked child has another one than its parent.
+_known: dict[int, int] = {}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

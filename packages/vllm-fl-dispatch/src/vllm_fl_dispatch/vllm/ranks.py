@@ -50,19 +50,19 @@ class Statement:
 def watch(manager: OpManager) -> None:
     """Compare selections in every worker that this process will build. Idempotent."""
     wrapper = compat_ranks.worker_wrapper()
-    if getattr(wrapper.init_worker, "fl_watches", False):
+    if getattr(wrapper.init_device, "fl_watches", False):
         return
-    own = wrapper.init_worker
+    own = wrapper.init_device
 
+    # The first of its methods that is called after it has loaded us.
     @wraps(own)
-    def init_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = own(self, *args, **kwargs)
+    def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
         for stage in STAGES:
             setattr(self.worker, stage, _checked(manager, stage, getattr(self.worker, stage)))
-        return result
+        return own(self, *args, **kwargs)
 
-    init_worker.fl_watches = True  # type: ignore[attr-defined]  # a mark
-    wrapper.init_worker = init_worker
+    init_device.fl_watches = True  # type: ignore[attr-defined]  # a mark
+    wrapper.init_device = init_device
 
 
 def _checked(manager: OpManager, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
