@@ -44,6 +44,9 @@ def test_a_release_gives_the_true_tokens(
     full = version.endswith("-full")
     if full and model != "qwen3":
         pytest.skip("of a whole build the dense model is run")
+    if model == "mla" and tuple(map(int, version.split(".")[:2])) < (0, 32):
+        pytest.skip("this release of vLLM has no prefill of MLA models in torch, which every layer "
+                    "of such a model holds, used or not")  # fmt: skip
     environ = {"VLLM_FL_PREFER": "reference", "TEST_REPORT": "1"}
     outcome = "failed"
     try:
