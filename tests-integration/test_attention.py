@@ -15,7 +15,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy
 from vllm_fl_dispatch.errors import NoImplementation, RequestError
-from vllm_fl_dispatch.vllm import attention, compat
+from vllm_fl_dispatch.vllm import attention, compat, compat_attention
 from vllm_fl_reference import plugin as reference
 
 from .conftest import Run
@@ -89,7 +89,9 @@ def test_each_class_of_the_reference_is_one_that_this_vllm_takes(mla: bool, spar
             reference.attention_backend(mla, sparse)
     else:
         assert (
-            compat.attention_problems(compat.import_path(reference.attention_backend(mla, sparse)))
+            compat_attention.attention_problems(
+                compat.import_path(reference.attention_backend(mla, sparse))
+            )
             == []
         )
 

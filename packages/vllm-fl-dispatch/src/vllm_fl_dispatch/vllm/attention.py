@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.selectors import ATTENTION_BACKEND
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, Query
-from vllm_fl_dispatch.vllm import compat
+from vllm_fl_dispatch.vllm import compat, compat_attention
 
 logger = get_logger(__name__)
 NAME = ATTENTION_BACKEND.name
@@ -43,7 +42,7 @@ def choose(
         RequestError: the user's class cannot serve the request, or nothing could.
         NoImplementation: the policy leaves no class for it; the message has every reason.
     """
-    if explicit is not None and not compat.is_free_custom(explicit):
+    if explicit is not None and not compat_attention.is_free_custom(explicit):
         return own() if own is not None else _honoured(explicit, request)
     facts = {fact: getattr(request, fact, None) for fact in ATTENTION_BACKEND.fact_names}
     query = Query(NAME, facts)
@@ -67,7 +66,7 @@ def choose(
             return own()
         try:
             path = _asked(manager, impl, facts)
-            problems = compat.attention_problems(compat.import_path(path), request)
+            problems = compat_attention.attention_problems(compat.import_path(path), request)
         # An implementation may raise anything, from OpNotSupported to what an import raises.
         except Exception as error:  # noqa: BLE001
             path, problems = "", [f"{type(error).__name__}: {error}"]
@@ -94,7 +93,7 @@ def _honoured(explicit: Any, request: Any) -> str:
     """The path of the class that the user named, if it can serve here."""
     try:
         path = str(explicit.get_path())
-        problems = compat.attention_problems(compat.import_path(path), request)
+        problems = compat_attention.attention_problems(compat.import_path(path), request)
     # Importing a backend of another device may raise anything.
     except Exception as error:  # noqa: BLE001
         path, problems = explicit.name, [f"{type(error).__name__}: {error}"]
@@ -107,15 +106,15 @@ def _honoured(explicit: Any, request: Any) -> str:
     return path
 
 
-def install(manager: OpManager, platform: type) -> None:
-    """Let a stock platform ask the selector before it decides itself. Idempotent."""
-    descriptor = inspect.getattr_static(platform, "get_attn_backend_cls")
-    if getattr(descriptor, "fl_installed", False):
-        return
-    own = platform.get_attn_backend_cls  # type: ignore[attr-defined]  # of every platform
+_installed: set[type] = set()
 
-    class Installed(classmethod):  # type: ignore[type-arg]  # carries the mark
-        fl_installed = True
+
+def install(manager: OpManager, platform: Any) -> None:
+    """Let a stock platform ask the selector before it decides itself. Idempotent."""
+    if platform in _installed:
+        return
+    _installed.add(platform)
+    own = platform.get_attn_backend_cls
 
     def get_attn_backend_cls(
         _: type, selected_backend: Any, attn_selector_config: Any, *args: Any, **options: Any
@@ -125,4 +124,4 @@ def install(manager: OpManager, platform: type) -> None:
 
         return choose(manager, selected_backend, attn_selector_config, stock)
 
-    platform.get_attn_backend_cls = Installed(get_attn_backend_cls)  # type: ignore[attr-defined]
+    platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 
 #: Platforms of vLLM that are nothing without vLLM's own compiled extension modules.
 NEED_KERNELS = frozenset({"cuda", "rocm", "cpu"})
-EXTENSIONS = ("_C*.so", "_rocm_C*.so", "_C*.pyd")
+KERNEL_FILES = ("_C*.so", "_rocm_C*.so", "_C*.pyd")
 
 
 @cache
@@ -59,4 +59,4 @@ def has_kernels() -> bool:
     """Does the installed vLLM carry compiled kernels? Looked up, not imported."""
     spec = importlib.util.find_spec("vllm")
     folders = [] if spec is None else spec.submodule_search_locations or []
-    return any(next(Path(f).glob(pattern), None) for f in folders for pattern in EXTENSIONS)
+    return any(next(Path(f).glob(pattern), None) for f in folders for pattern in KERNEL_FILES)
