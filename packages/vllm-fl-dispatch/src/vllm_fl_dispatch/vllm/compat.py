@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 #: Modules with a CustomOp and an out-of-tree registry of its own; the second since vLLM 0.28.
@@ -163,3 +165,24 @@ def import_path(path: str) -> Any:
     """What a path of the form ``package.module.Class`` names."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def eager_configuration() -> Iterator[None]:
+    """Layers built inside are those of a model that vLLM runs eagerly, with its own kernels."""
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(_eager_config()):
+        yield
+
+
+@cache
+def _eager_config() -> Any:
+    from vllm.config import CompilationConfig, VllmConfig
+
+    config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+    # Releases with vLLM IR choose kernels by a priority, which workers install.
+    priority: Any = getattr(getattr(config, "kernel_config", None), "ir_op_priority", None)
+    if hasattr(priority, "set_default"):
+        priority.set_default()
+    return config
