@@ -24,7 +24,12 @@ TWO: dict[str, Any] = {
     "tensor_parallel_size": 2,
     "distributed_executor_backend": "mp",
 }
-PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "OMP_NUM_THREADS": "1"}
+PROCESSES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "OMP_NUM_THREADS": "1",
+    # Else vLLM's CPU platform wants a NUMA node for each rank.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 MARKED = {"per_op_order": {"attention_backend": "vendor:marked|reference"}}
 
 
@@ -52,8 +57,7 @@ def test_two_ranks_give_the_true_tokens(run_vllm: Run, truth: Truth, empty_vllm:
 
 @pytest.mark.slow
 def test_two_ranks_of_a_stock_platform(run_vllm: Run, truth: Truth) -> None:
-    # vLLM's CPU platform wants a NUMA node for each rank, or threads that are not bound.
-    environ = {**PROCESSES, "VLLM_FL_PREFER": "reference", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environ = {**PROCESSES, "VLLM_FL_PREFER": "reference"}
     assert run_vllm(environ=environ, **TWO)["tokens"] == truth("qwen3")
 
 
@@ -247,7 +251,7 @@ def test_a_host_without_the_plugin_is_named_instead_of_a_hang(
     info = tmp_path / "named" / "vllm-0.0.0+cpu.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.0+cpu\n")
-    stock = _on(info.parent, VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_FL_RANK_TIMEOUT="5")
+    stock = _on(info.parent, VLLM_FL_RANK_TIMEOUT="5")
     environs = [stock, {**stock, "VLLM_FL_PREFER_ENABLED": "0"}]
     done, other = hosts.run(tiny("qwen3"), environs, tmp_path / "cache")
     assert done.returncode != 0
