@@ -10,12 +10,11 @@ from vllm.compilation.passes.utility.fix_functionalization import FixFunctionali
 
 
 class FixFunctionalizationFL(FixFunctionalizationPass):  # type: ignore[misc]  # of vLLM
-    """vLLM's pass names compiled operators, and fails where they are not. Inductor removes what it
-    would have removed, with a copy where vLLM knows better."""
+    """Does nothing. vLLM's pass is about its compiled operators, fails where one of them is not
+    there, and leaves all others to Inductor, as here."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
-        if hasattr(torch.ops._C, "rotary_embedding"):
-            super().__call__(graph)
+        """Leave the graph as it is."""
 
 
 class PassManagerFL(PostGradPassManager):  # type: ignore[misc]  # of vLLM
