@@ -122,6 +122,8 @@ BATCHES = {
     "one token": ([1], [1]),
     "prefill": ([5, 40, 1, 333], [5, 40, 1, 333]),
     "decode": ([1] * 6, [1, 16, 17, 129, 400, 401]),
+    "ragged decode": ([1] * 4, [33, 40, 50, 63]),
+    "ragged prefill": ([33, 40, 50], [33, 40, 50]),
     "equal decode": ([1] * 3, [48] * 3),
     "chunk behind a prefix": ([64, 7, 30], [100, 300, 30]),
     "mixed": ([1, 70, 1, 3, 1, 200], [200, 70, 17, 50, 1, 264]),
@@ -245,6 +247,18 @@ def test_a_cache_of_another_dtype_and_layout() -> None:
     values = [value.bfloat16().float() for value in given.values]
     layout = Batch(given.starts, given.lengths, given.query, rounded, values, strided, given.table)
     check(layout, Attention(0.2))
+
+
+@pytest.mark.parametrize("max_pairs", [1000, 5000, 100_000])
+def test_pieces_keep_to_their_bound_and_cover_each_token_once(max_pairs: int) -> None:
+    new, lengths = [70, 100, 1, 1, 90, 128], [200, 250, 180, 130, 90, 128]
+    starts = [0, *itertools.accumulate(new)]
+    covered = []
+    for piece in make_plan(starts, lengths, max_pairs=max_pairs):
+        assert piece.tokens.numel() * piece.max_length <= max_pairs
+        tokens = piece.tokens.flatten()
+        covered += (tokens if piece.kept is None else tokens[piece.kept]).tolist()
+    assert sorted(covered) == list(range(sum(new)))
 
 
 def test_the_number_of_pieces_does_not_grow_with_the_batch() -> None:

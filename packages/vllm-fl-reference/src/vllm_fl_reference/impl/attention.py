@@ -44,7 +44,8 @@ class Attention:
     ) -> torch.Tensor:
         """Attend, piece by piece.
 
-        Softmax is computed in float32. A token that sees no key gives zeros.
+        Softmax is computed in float32. A token sees itself at least; those of a request without
+        keys give zeros.
 
         Args:
             query: [T, H, d]; H a multiple of the number of key heads, neighbours share one.
@@ -54,6 +55,9 @@ class Attention:
             causal: for all requests of the batch, or for each ([requests], bool).
         """
         for piece in plan:
+            if not piece.max_length:  # rows that only pad the batch
+                output.index_fill_(0, piece.tokens.flatten(), 0.0)
+                continue
             keys, values = read(piece)
             found = self._attend(query, keys.to(query.dtype), values.to(query.dtype), piece, causal)
             rows, tokens = found.flatten(0, 1), piece.tokens.flatten()
@@ -84,16 +88,12 @@ class Attention:
             found = scaled_dot_product_attention(
                 queries.flatten(2, 3), keys, values, attn_mask=mask, scale=self.scale
             ).view(count, heads, group, rows, -1)
-        found = found.permute(0, 3, 1, 2, 4).flatten(2, 3)
-        if seen is None:
-            return found
-        blind = ~seen.any(-1)
-        return found.masked_fill(blind[:, :, None, None], 0.0)
+        return found.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def _seen(self, piece: Piece, causal: bool | torch.Tensor) -> torch.Tensor | None:
         """[R, Q, K]; None where every token sees every key, as in decoding one request."""
         narrow = self.window is not None and self.window < piece.max_length
-        if (piece.last or causal is False) and piece.uniform and not narrow and piece.max_length:
+        if (piece.last or causal is False) and piece.uniform and not narrow:
             return None
         if isinstance(causal, torch.Tensor):
             causal = causal[piece.requests]
