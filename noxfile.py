@@ -251,7 +251,7 @@ def versions(session: nox.Session) -> None:
                         str(trees / f"{version}{suffix}"), suffix[1:])  # fmt: skip
     results = trees / "results.json"
     results.unlink(missing_ok=True)
-    environ = {"VLLM_TREES": str(trees), "VLLM_RESULTS": str(results)}
+    environ = {"RELEASES_TREES": str(trees), "RELEASES_RESULTS": str(results)}
     test = str(INTEGRATION / "test_versions.py")
     try:
         session.run("pytest", test, *session.posargs, env=environ)

@@ -1,6 +1,6 @@
 """What the plugin costs a server: tokens per second of one model, with and without it.
 
-usage: python serving.py MODEL [--windows 10] [--gate]
+usage: python serving.py MODEL [--windows 10] [--sequences 1 8 32] [--gate]
 
 Every variant is a process that loads the model once and then waits. Windows of work are given to
 one at a time, in shuffled rounds, so that a slow phase of the machine meets all of them; compared
@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--windows", type=int, default=10)
+    parser.add_argument("--sequences", type=int, nargs="+", default=SEQUENCES)
     parser.add_argument("--gate", action="store_true", help="fail where a budget is not kept")
     options = parser.parse_args()
     servers = [Server.start(name, options.model) for name in VARIANTS]
@@ -113,7 +114,7 @@ def main() -> None:
         failures = [text for text in [structure(servers)] if text]
         print(f"all off is structurally what it is without the plugin: {not failures}")
         print("| variant | sequences | tokens/s | ratio | 95 % interval |\n|---|---|---|---|---|")
-        for sequences in SEQUENCES:
+        for sequences in options.sequences:
             speeds: dict[str, list[float]] = {server.name: [] for server in servers}
             for server in servers:  # the first of its kind compiles and fills caches
                 server.window(sequences)

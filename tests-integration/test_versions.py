@@ -1,8 +1,8 @@
 """Many releases of vLLM under one environment: do they give Hugging Face's tokens through us?
 
-`VLLM_TREES` is a folder with one folder per release, as the nox session `versions` makes them:
+`RELEASES_TREES` is a folder with one folder per release, as the nox session `versions` makes them:
 ``0.28.0`` holds the Python files of that release, ``0.28.0-full`` its whole CPU build. What was run
-is written to `VLLM_RESULTS`, from which the page of versions is made.
+is written to `RELEASES_RESULTS`, from which the page of versions is made.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from .conftest import Run
 
 pytestmark = pytest.mark.slow
 
-TREES = Path(os.environ.get("VLLM_TREES", "no-such-folder"))
+TREES = Path(os.environ.get("RELEASES_TREES", "no-such-folder"))
 VERSIONS = sorted(path.name for path in TREES.glob("*.*") if (path / "complete").exists())
 MODELS = ("qwen3", "moe", "window", "mla")
 
 if not VERSIONS:
-    pytest.skip("VLLM_TREES names no releases; the nox session makes them", allow_module_level=True)
+    pytest.skip(
+        "RELEASES_TREES names no releases; the nox session makes them", allow_module_level=True
+    )
 
 
 def write(version: str, model: str, outcome: str) -> None:
-    path = os.environ.get("VLLM_RESULTS")
+    path = os.environ.get("RELEASES_RESULTS")
     if path is None:
         return
     known = json.loads(Path(path).read_text()) if Path(path).exists() else {}

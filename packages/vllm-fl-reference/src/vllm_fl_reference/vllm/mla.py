@@ -86,7 +86,8 @@ class ReferenceMLAImpl(MLAAttentionImpl[ReferenceMetadata]):  # type: ignore[mis
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
-        **_: Any,
+        *_: Any,  # later releases append arguments about quantized caches
+        **__: Any,
     ) -> None:
         if kv_cache.numel():
             paged = kv_cache.unsqueeze(1) if kv_cache.dim() == 3 else kv_cache
