@@ -54,6 +54,7 @@ def activate() -> list[str]:
             layer.site.remove()
         if wanted:
             replaced.append(name)
+    compat.forget_rotary_layers()
     if replaced:
         logger.info("layers dispatched in this process: %s", ", ".join(sorted(set(replaced))))
     return replaced
