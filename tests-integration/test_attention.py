@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy
+from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy, api
 from vllm_fl_dispatch.errors import NoImplementation, RequestError
 from vllm_fl_dispatch.vllm import attention, compat, compat_attention
+from vllm_fl_dispatch.vllm.plugin import activate
 from vllm_fl_reference import plugin as reference
 
 from .conftest import Run
@@ -140,6 +142,21 @@ def test_the_users_class_is_honoured_or_refused(choose: Choose) -> None:
             choose(explicit=AttentionBackendEnum.CUSTOM)
     finally:
         AttentionBackendEnum.CUSTOM.clear_override()
+
+
+def test_another_policy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(order: str) -> str:
+        policy = SelectionPolicy.from_dict(per_op_order={attention.NAME: order})
+        monkeypatch.setattr(api, "_default", OpManager(policy))
+        activate()
+        return selector.get_attn_backend(64, torch.float32, "auto").__name__
+
+    platform = compat.platform_class()
+    monkeypatch.setattr(attention, "_installed", set())
+    monkeypatch.setattr(platform, "get_attn_backend_cls", platform.get_attn_backend_cls)
+    assert chosen("reference|stock") == "ReferenceAttentionBackend"
+    monkeypatch.undo()
+    assert chosen("stock") == "CPUAttentionBackend"
 
 
 def test_a_stock_platform_decides_what_is_left_to_it(choose: Choose) -> None:

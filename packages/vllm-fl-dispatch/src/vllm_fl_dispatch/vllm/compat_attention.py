@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
+
+
+def forget_choices() -> None:
+    """vLLM remembers which class it got for a request; under another policy it must ask again."""
+    selector = sys.modules.get("vllm.v1.attention.selector")
+    remembered = getattr(selector, "_cached_get_attn_backend", None)
+    if remembered is not None:
+        remembered.cache_clear()
 
 
 def is_free_custom(member: Any) -> bool:
