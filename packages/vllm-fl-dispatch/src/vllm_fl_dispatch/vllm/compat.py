@@ -172,6 +172,12 @@ def matched_cache(layer: Any, query: Any) -> Any:
     return layer.cos_sin_cache if cache is None else cache
 
 
+def import_path(path: str) -> Any:
+    """What a path of the form ``package.module.Class`` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 @contextmanager
 def eager_configuration() -> Iterator[None]:
     """Layers built inside are those of a model that vLLM runs eagerly, with its own kernels."""
