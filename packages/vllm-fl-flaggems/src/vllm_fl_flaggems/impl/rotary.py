@@ -1,0 +1,78 @@
+"""Rotary position embedding, out of place: in place, threads of one warp read channels that those
+of another overwrite, for 64 to 192 rotated channels in the NeoX pairing."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_fl_dispatch import Query, Verdict
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_flaggems import library
+from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
+
+
+def supports(query: Query) -> Verdict:
+    """The table must have the query's dtype: the kernel would compute with the unrounded one."""
+    cache = query.get("cache_dtype")
+    if cache is not None and query.dtype is not None and cache != query.dtype:
+        return Verdict.no(f"cos_sin_cache is {cache}, query is {query.dtype}")
+    return known_dtype(query)
+
+
+def make_rotary_embedding() -> Call:
+    """`rotary_embedding` through ``apply_rotary_pos_emb``."""
+    kernel = library.function("apply_rotary_pos_emb")
+
+    def rotary_embedding(
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        head_size: int,
+        cos_sin_cache: torch.Tensor,
+        is_neox_style: bool,
+        *,
+        rope_dim_offset: int = 0,
+        inverse: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not query.numel():
+            return query.contiguous(), None if key is None else key.contiguous()
+        check_extent(query)
+        rotary_dim = cos_sin_cache.shape[-1]
+        cos, sin = cos_sin_cache.chunk(2, dim=-1)
+        if inverse:
+            sin = -sin
+        end = rope_dim_offset + rotary_dim
+        heads = _heads(query, head_size)
+        # It needs a key; one head of the query stands in for a missing one.
+        key_heads = heads[:, :1] if key is None else _heads(key, head_size)
+        rotated, rotated_key = kernel(
+            heads[..., rope_dim_offset:end],
+            key_heads[..., rope_dim_offset:end],
+            cos,
+            sin,
+            positions.flatten(),
+            not is_neox_style,
+        )
+        if rotary_dim == head_size:
+            done = rotated.reshape(query.shape)
+            return done, None if key is None else rotated_key.reshape(key.shape)
+        return (
+            _with_part(heads, rotated, rope_dim_offset, query),
+            None if key is None else _with_part(key_heads, rotated_key, rope_dim_offset, key),
+        )
+
+    return rotary_embedding
+
+
+def _heads(x: torch.Tensor, head_size: int) -> torch.Tensor:
+    """[tokens, heads, head_size], a view where the strides allow it."""
+    return x if x.dim() == 3 else x.view(x.shape[0], -1, head_size)
+
+
+def _with_part(
+    heads: torch.Tensor, part: torch.Tensor, offset: int, like: torch.Tensor
+) -> torch.Tensor:
+    """A contiguous copy of `heads` with some channels replaced, of the shape of `like`."""
+    whole = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device).copy_(heads)
+    whole[..., offset : offset + part.shape[-1]] = part
+    return whole.view(like.shape)
