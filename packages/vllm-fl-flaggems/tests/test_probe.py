@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,12 @@ Plant = Callable[[], None]
 
 
 @pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides a flag_gems that is installed."""
+    monkeypatch.setitem(sys.modules, "flag_gems", None)
+
+
+@pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Puts a flag_gems on the path that must not be imported."""
 
@@ -26,7 +33,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return plant
 
 
-def test_a_missing_library_says_how_to_get_it() -> None:
+def test_a_missing_library_says_how_to_get_it(no_library: None) -> None:
     assert "pip install --no-deps flag-gems" in probe.library_installed().reason
 
 
@@ -35,8 +42,8 @@ def test_a_missing_library_says_how_to_get_it() -> None:
     [
         ("3.6.0", ""),
         ("3.3.0", ""),
-        ("3.7.1", "the second launch of a kernel passes too few arguments"),
-        ("3.9.0", "its generated pointwise kernels do not compile"),
+        ("3.7.1", ""),
+        ("3.8.0", "its generated pointwise kernels do not compile"),
         ("3.2.0", "triton 3.2.0 is outside the range"),
         (None, "triton is not installed"),
     ],
@@ -61,7 +68,7 @@ def test_every_operator_of_the_table_is_registered() -> None:
     assert record.impl_count == len(plugin.OPERATORS)
 
 
-def test_what_is_missing_is_the_reason_of_every_operator() -> None:
+def test_what_is_missing_is_the_reason_of_every_operator(no_library: None) -> None:
     source = Source("flaggems", "vllm_fl_flaggems.plugin", Origin("vllm-fl-flaggems"))
     manager = OpManager(SelectionPolicy(), [source])
     (decision,) = manager.resolve("rms_norm").decisions

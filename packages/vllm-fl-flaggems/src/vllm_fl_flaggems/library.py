@@ -158,6 +158,7 @@ def _imported(vendor: str, said_by: str) -> Any:
         gems = importlib.import_module("flag_gems")
         # Read once by flag-gems and kept: the settings above must still be there.
         importlib.import_module("flag_gems.utils.code_cache").code_cache_dir()
+    _complete_launches()
     found = getattr(gems, "vendor_name", None)
     if found != vendor:
         raise FlagGemsUnavailable(
@@ -165,6 +166,17 @@ def _imported(vendor: str, said_by: str) -> Any:
         )
     logger.info("flag-gems %s for %s", getattr(gems, "__version__", "?"), vendor)
     return gems
+
+
+def _complete_launches() -> None:
+    """Let flag-gems' launcher pass all arguments on Triton 3.7 too.
+
+    It passes those that are compile-time constants only to the releases that it knows, up to 3.6;
+    3.7 reads them as well, by position and without a check.
+    """
+    launcher = sys.modules.get("flag_gems.utils.libentry")
+    if getattr(launcher, "minor_version", 0) == 7:
+        launcher.minor_version = 6  # type: ignore[union-attr]  # a module here
 
 
 def _settings(vendor: str) -> dict[str, str | None]:

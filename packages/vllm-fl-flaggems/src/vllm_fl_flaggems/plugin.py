@@ -24,6 +24,11 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "rms_norm": ("normalization", {}),
     "fused_add_rms_norm": ("normalization", {"mutates": ("x", "residual")}),
     "rotary_embedding": ("rotary", {}),
+    "topk_softmax": ("routing", {}),
+    "grouped_topk": ("routing", {}),
+    "moe_align_block_size": ("routing", {}),
+    "moe_sum": ("experts", {}),
+    "fused_experts": ("experts", {}),
 }
 
 

@@ -23,11 +23,10 @@ REQUIREMENTS = ("sqlalchemy", "yaml", "packaging")
 #: Distributions that provide the module `triton`. Only the first has the versions below.
 TRITONS = ("triton", "triton-ascend", "flagtree")
 #: Releases of Triton that flag-gems works with: from, and before.
-TRITON_FROM, TRITON_BEFORE = Version("3.3"), Version("3.7")
+TRITON_FROM, TRITON_BEFORE = Version("3.3"), Version("3.8")
 #: Releases from which on it does not, the newest first, and why.
 TRITON_FAULTS = (
-    (Version("3.8"), "its generated pointwise kernels do not compile"),
-    (TRITON_BEFORE, "the second launch of a kernel passes too few arguments"),
+    (TRITON_BEFORE, "its generated pointwise kernels do not compile"),
     (Version("0"), "its launcher knows no release before 3.3"),
 )
 #: Device node -> the vendor as flag-gems calls it, for devices that no backend describes.
@@ -67,8 +66,8 @@ def triton_fits() -> Verdict:
     fault = next(why for since, why in TRITON_FAULTS if Version(version) >= since)
     return Verdict.no(
         f"triton {version} is outside the range that flag-gems works with, {TRITON_FROM} to before "
-        f"{TRITON_BEFORE}: {fault}. torch up to 2.11 brings Triton 3.6; a vLLM that pins a newer "
-        "torch cannot use flag-gems yet"
+        f"{TRITON_BEFORE}: {fault}. torch up to 2.13 brings an older one; a vLLM that pins a "
+        "newer torch cannot use flag-gems yet"
     )
 
 
