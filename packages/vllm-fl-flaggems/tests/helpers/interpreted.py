@@ -10,10 +10,12 @@ import hashlib
 import inspect
 import sys
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
 import fake_device
+import pytest
 import triton
 import triton.language as tl
 import triton.runtime.jit
@@ -22,6 +24,11 @@ from triton.runtime import interpreter
 from vllm_fl_flaggems import library
 
 Interpreted = interpreter.InterpretedFunction
+#: The interpreter computes in numpy, which warns about what is no fault on a device either.
+NUMPY_IS_SILENT = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
+]
 
 
 def load() -> Any:
@@ -109,3 +116,5 @@ def _plain_libdevice() -> None:
     """The device's mathematical library cannot be interpreted; `pow` is only used for squares."""
     module = sys.modules["flag_gems.fused.gelu_and_mul"]
     module.erf, module.tanh, module.pow = _erf, _tanh, _square  # type: ignore[attr-defined]
+    flash = sys.modules["flag_gems.ops.flash_kernel"]
+    flash.tl_extra_shim = types.SimpleNamespace(tanh=_tanh)  # type: ignore[attr-defined]

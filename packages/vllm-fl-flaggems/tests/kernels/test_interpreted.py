@@ -18,8 +18,7 @@ from vllm_fl_dispatch.candidates import Candidate  # noqa: E402
 from vllm_fl_dispatch.ops.cases import Maker  # noqa: E402
 from vllm_fl_dispatch.testing.compare import run_case  # noqa: E402
 
-# Of numpy, in which the interpreter computes: exp of a large number is infinite, as on a device.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = interpreted.NUMPY_IS_SILENT
 
 
 @pytest.fixture(scope="module")
