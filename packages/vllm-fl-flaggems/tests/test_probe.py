@@ -11,7 +11,7 @@ import pytest
 from vllm_fl_dispatch import OpManager, SelectionPolicy, Verdict, probing
 from vllm_fl_dispatch.discovery import Source
 from vllm_fl_dispatch.types import Origin
-from vllm_fl_flaggems import plugin, probe
+from vllm_fl_flaggems import plugin, probe, selection
 
 Plant = Callable[[], None]
 
@@ -65,7 +65,8 @@ def test_every_operator_of_the_table_is_registered() -> None:
     manager.ensure_built()
     (record,) = manager.records
     assert (record.status, manager.registry.snapshot().refusals) == ("loaded", ())
-    assert record.impl_count == len(plugin.OPERATORS)
+    rows = len(plugin.OPERATORS) + len(list(selection.implementations()))
+    assert record.impl_count == rows
 
 
 def test_what_is_missing_is_the_reason_of_every_operator(no_library: None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_fl_dispatch import BackendImplKind, OpImpl, Query, Registrar, Verdict, hookimpl
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_flaggems import diagnosis
+from vllm_fl_flaggems import diagnosis, selection
 from vllm_fl_flaggems.probe import device_present, library_installed, offers
 
 vllm_fl_api = 1
@@ -54,7 +54,8 @@ def _supports(module: str) -> Callable[[Query], Verdict]:
 
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """FlagGems' fused functions."""
+    """FlagGems' fused functions, and attention."""
+    registrar.add_many(selection.implementations())
     registrar.add_many(
         OpImpl(
             op_name,

@@ -5,12 +5,22 @@ Neither needs a compiled kernel of vLLM. What both cannot do falls through to an
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
-from vllm_fl_dispatch import Query, Verdict, probing
-from vllm_fl_dispatch.errors import OpNotSupported
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    BackendPriority,
+    OpImpl,
+    OpNotSupported,
+    Query,
+    Verdict,
+    probing,
+)
+from vllm_fl_dispatch.config import environment
+from vllm_fl_flaggems.probe import device_present, library_installed
 
 NAME = "attention_backend"
+SWITCH = "VLLM_FL_USE_FLAGGEMS_ATTN"
 #: Half precision, by the names that torch prints.
 DTYPES = ("torch.float16", "torch.bfloat16")
 CACHE_DTYPES = (None, "auto", "float16", "bfloat16")
@@ -71,7 +81,30 @@ def triton_installed() -> Verdict:
     return probing.module_installed("triton")
 
 
-def preferred(flaggems_first: bool) -> dict[str, Any]:
-    """impl_id -> priority. FlagGems' kernel gives a request of a decode to one program per head of
-    the keys, however long its context is; vLLM's splits it over the device, and comes first."""
-    return {"default.flagos": 155 if flaggems_first else 150, "default.triton": 152}
+def implementations() -> Iterator[OpImpl]:
+    """The rows of the registry. The priorities are read once: VLLM_FL_USE_FLAGGEMS_ATTN=1 puts
+    FlagGems first.
+
+    By default vLLM's kernel stands first: FlagGems' gives a request of a decode to one program per
+    head of the keys, however long its context is, where vLLM's splits it over the device.
+    """
+    first = environment.switch(SWITCH, False)
+    yield OpImpl(
+        NAME,
+        "default.flagos",
+        BackendImplKind.DEFAULT,
+        flaggems_attention,
+        priority=BackendPriority.DEFAULT + (5 if first else 0),
+        installed=library_installed,
+        available=device_present,
+        supports=supports_flaggems,
+    )
+    yield OpImpl(
+        NAME,
+        "default.triton",
+        BackendImplKind.DEFAULT,
+        triton_attention,
+        priority=BackendPriority.DEFAULT + 2,
+        installed=triton_installed,
+        available=device_present,
+    )

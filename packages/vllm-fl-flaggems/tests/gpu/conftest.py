@@ -1,24 +1,29 @@
-"""Tests on a device: skipped, visibly, where there is none or FlagGems cannot be loaded."""
+"""Tests on a device: skipped, visibly, where there is none or FlagGems is not installed."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 
+import caches
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def device(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The device; the files of flag-gems and Triton are kept in the tests' own folder."""
+def _missing() -> str:
     if importlib.util.find_spec("flag_gems") is None:
-        pytest.skip("needs flag-gems")
+        return "needs flag-gems"
     import torch
 
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA device")
-    folder = tmp_path_factory.mktemp("caches")
-    os.environ["FLAGGEMS_CACHE_DIR"] = str(folder / "flaggems")
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
-    torch.cuda.set_device(0)
+    return "" if torch.cuda.is_available() else "needs an NVIDIA device"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _missing():
+        caches.use_private_folder(config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device() -> str:
+    """The device, where there is one."""
+    if missing := _missing():
+        pytest.skip(missing)
     return "cuda"

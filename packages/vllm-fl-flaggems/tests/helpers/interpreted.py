@@ -6,6 +6,7 @@ the kernels themselves, and our adapters, are the real ones.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import sys
@@ -31,6 +32,7 @@ NUMPY_IS_SILENT = [
 ]
 
 
+@functools.cache
 def load() -> Any:
     """flag_gems, through our own loader."""
     fake_device.install()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 interpreted = pytest.importorskip("interpreted", reason="needs Triton: nox -s flaggems")
+interpreted.load()
 
 from attention_cases import Batch, batch, expected  # noqa: E402
 
@@ -30,11 +31,6 @@ LAYERS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 2.0},
     "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def library() -> None:
-    interpreted.load()
 
 
 @pytest.mark.parametrize("size", [64, 80])

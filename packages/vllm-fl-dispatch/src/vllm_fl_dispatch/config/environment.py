@@ -47,6 +47,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_ALLOW_VENDORS", "only these vendors, comma list", _names, "allow_vendors"),
     Variable("VLLM_FL_DENY_VENDORS", "never these vendors, comma list", _names, "deny_vendors"),
     Variable("USE_FLAGGEMS", "0: never FlagGems", parse_bool, "use_flagos"),
+    Variable("VLLM_FL_USE_FLAGGEMS_ATTN", "1: FlagGems' attention before vLLM's in Triton",
+             parse_bool),
     Variable("VLLM_FL_FLAGOS_WHITELIST", "only these operators by FlagGems, comma list",
              _names, "flagos_whitelist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST", "these operators never by FlagGems; replaces the list of "

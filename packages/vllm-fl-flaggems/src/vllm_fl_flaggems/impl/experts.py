@@ -9,7 +9,7 @@ import torch
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.activation import make_silu_and_mul
+from vllm_fl_flaggems.impl.activation import make_gelu_and_mul, make_silu_and_mul
 from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
 from vllm_fl_flaggems.impl.routing import make_moe_align_block_size
 
@@ -18,9 +18,6 @@ def supports(query: Query) -> Verdict:
     """`fused_experts` in half precision: on a device its products of float32 are TF32."""
     if query.op_name == "fused_experts" and query.dtype == torch.float32:
         return Verdict.no("products of float32 are computed in TF32")
-    activation = query.get("activation")
-    if activation not in (None, "silu"):
-        return Verdict.no(f"activation {activation!r}, only 'silu'")
     return known_dtype(query)
 
 
@@ -47,7 +44,12 @@ def make_fused_experts() -> Call:
     product = library.function("invoke_fused_moe_triton_kernel")
     details = importlib.import_module("flag_gems.fused.fused_moe")
     language = importlib.import_module("triton.language")
-    align, activate, add = make_moe_align_block_size(), make_silu_and_mul(), make_moe_sum()
+    align, add, gelu = make_moe_align_block_size(), make_moe_sum(), make_gelu_and_mul()
+    activations: dict[str, Call] = {
+        "silu": make_silu_and_mul(),
+        "gelu": gelu,
+        "gelu_tanh": lambda x: gelu(x, "tanh"),
+    }
     compute_types = {torch.float16: language.float16, torch.bfloat16: language.bfloat16}
 
     def fused_experts(
@@ -63,13 +65,13 @@ def make_fused_experts() -> Call:
         expert_map: torch.Tensor | None = None,
     ) -> torch.Tensor:
         dtype = hidden_states.dtype
-        if activation != "silu" or dtype not in compute_types:
+        if activation not in activations or dtype not in compute_types:
             raise OpNotSupported(f"activation {activation!r}, {dtype}")
         if w1.stride(-1) != 1 or w2.stride(-1) != 1:
             raise OpNotSupported("weights whose last dimension is not contiguous")
         tokens, topk = topk_ids.shape
         if not hidden_states.numel():
-            return torch.empty_like(hidden_states)
+            return hidden_states.new_empty(hidden_states.shape)
         experts = w1.shape[0]
         config = details.get_default_config(
             tokens, experts, w2.shape[2], w1.shape[2], topk, None, None
@@ -78,9 +80,8 @@ def make_fused_experts() -> Call:
             topk_ids,
             config["BLOCK_SIZE_M"],
             experts if global_num_experts == -1 else global_num_experts,
+            expert_map=expert_map,
         )
-        if expert_map is not None:
-            order = (order[0], expert_map[order[1]], order[2])
 
         def multiply(rows: torch.Tensor, weight: torch.Tensor, k: int, scale: bool) -> torch.Tensor:
             """One product per (token, choice): [tokens, topk, out], of rows // k."""
@@ -93,7 +94,7 @@ def make_fused_experts() -> Call:
 
         on_input = apply_router_weight_on_input
         up = multiply(hidden_states.contiguous(), w1, topk, on_input)
-        inner = activate(up.view(tokens * topk, -1))
+        inner = activations[activation](up.view(tokens * topk, -1))
         result: torch.Tensor = add(multiply(inner, w2, 1, not on_input))
         return result
 

@@ -43,8 +43,9 @@ def make_rotary_embedding() -> Call:
             sin = -sin
         end = rope_dim_offset + rotary_dim
         heads = _heads(query, head_size)
-        # It needs a key; one head of the query stands in for a missing one.
-        key_heads = heads[:, :1] if key is None else _heads(key, head_size)
+        # It needs a key; one head of the query stands in for one without elements.
+        keyless = key is None or not key.numel()
+        key_heads = heads[:, :1] if key is None or keyless else _heads(key, head_size)
         rotated, rotated_key = kernel(
             heads[..., rope_dim_offset:end],
             key_heads[..., rope_dim_offset:end],
@@ -53,13 +54,12 @@ def make_rotary_embedding() -> Call:
             positions.flatten(),
             not is_neox_style,
         )
-        if rotary_dim == head_size:
-            done = rotated.reshape(query.shape)
-            return done, None if key is None else rotated_key.reshape(key.shape)
-        return (
-            _with_part(heads, rotated, rope_dim_offset, query),
-            None if key is None else _with_part(key_heads, rotated_key, rope_dim_offset, key),
-        )
+        if rotary_dim < head_size:
+            rotated = _with_part(heads, rotated, rope_dim_offset)
+            rotated_key = _with_part(key_heads, rotated_key, rope_dim_offset)
+        if key is None or keyless:
+            return rotated.view(query.shape), None if key is None else torch.empty_like(key)
+        return rotated.view(query.shape), rotated_key.view(key.shape)
 
     return rotary_embedding
 
@@ -69,10 +69,8 @@ def _heads(x: torch.Tensor, head_size: int) -> torch.Tensor:
     return x if x.dim() == 3 else x.view(x.shape[0], -1, head_size)
 
 
-def _with_part(
-    heads: torch.Tensor, part: torch.Tensor, offset: int, like: torch.Tensor
-) -> torch.Tensor:
-    """A contiguous copy of `heads` with some channels replaced, of the shape of `like`."""
+def _with_part(heads: torch.Tensor, part: torch.Tensor, offset: int) -> torch.Tensor:
+    """A contiguous copy of `heads` with some channels replaced."""
     whole = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device).copy_(heads)
     whole[..., offset : offset + part.shape[-1]] = part
-    return whole.view(like.shape)
+    return whole

@@ -21,7 +21,8 @@ def supports(query: Query) -> Verdict:
     for what, size, limit in (("experts", experts, MAX_EXPERTS), ("topk", topk, MAX_TOPK)):
         if size is not None and size > limit:
             return Verdict.no(f"{what} {size}, at most {limit}")
-    return known_dtype(query)
+    # The dtype of `moe_align_block_size` is that of ids.
+    return Verdict.yes() if query.op_name == "moe_align_block_size" else known_dtype(query)
 
 
 def make_topk_softmax() -> Call:
@@ -66,8 +67,11 @@ def make_grouped_topk() -> Call:
             )
         if e_score_correction_bias is None:
             raise OpNotSupported("it needs e_score_correction_bias")
-        if topk & (topk - 1) or topk > MAX_TOPK or num_expert_group > MAX_GROUPS:
-            raise OpNotSupported(f"topk {topk}, {num_expert_group} groups")
+        # It chooses a power of two; the best of them come first.
+        chosen = power_of_two(topk)
+        left = topk_group * gating_output.shape[-1] // num_expert_group
+        if chosen > min(MAX_TOPK, left) or num_expert_group > MAX_GROUPS:
+            raise OpNotSupported(f"topk {topk} of {left}, {num_expert_group} groups")
         if not gating_output.numel():
             empty = gating_output.new_empty((0, topk), dtype=torch.float32)
             return empty, empty.to(torch.int32)
@@ -78,38 +82,51 @@ def make_grouped_topk() -> Call:
             scores,
             num_expert_group,
             topk_group,
-            topk,
-            renormalize,
-            routed_scaling_factor,
+            chosen,
+            renormalize and chosen == topk,
+            routed_scaling_factor if chosen == topk else 1.0,
             e_score_correction_bias.float(),
         )
-        return weights, ids
+        if chosen == topk:
+            return weights, ids
+        weights, ids = weights[:, :topk], ids[:, :topk].contiguous()
+        scale = weights.sum(-1, keepdim=True) if renormalize else 1.0
+        return weights / scale * routed_scaling_factor, ids
 
     return grouped_topk
 
 
 def make_moe_align_block_size() -> Call:
-    """`moe_align_block_size`; no experts of other ranks, whose ids would corrupt the counts."""
+    """`moe_align_block_size`; rows of other ranks' experts are counted, never left out."""
     kernel = library.function("moe_align_block_size_triton")
 
     def moe_align_block_size(
-        topk_ids: torch.Tensor, block_size: int, num_experts: int, *, pad_sorted_ids: bool = False
+        topk_ids: torch.Tensor,
+        block_size: int,
+        num_experts: int,
+        *,
+        expert_map: torch.Tensor | None = None,
+        pad_sorted_ids: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        size = topk_ids.numel() + num_experts * (block_size - 1)
-        blocks = -(-size // block_size)
+        rows = topk_ids.numel()
+        size = rows + num_experts * (block_size - 1)
         if pad_sorted_ids:
-            size = blocks * block_size
+            size = -(-size // block_size) * block_size
+        size = min(rows * block_size, size)
+        blocks = -(-size // block_size)
         # The kernel is compiled for the sizes of what it fills: powers of two are few.
-        sorted_ids = topk_ids.new_empty(_power_of_two(size), dtype=torch.int32)
-        expert_ids = topk_ids.new_empty(_power_of_two(blocks), dtype=torch.int32)
+        sorted_ids = topk_ids.new_empty(power_of_two(size), dtype=torch.int32)
+        expert_ids = topk_ids.new_empty(power_of_two(blocks), dtype=torch.int32)
         count = topk_ids.new_empty(1, dtype=torch.int32)
-        if not topk_ids.numel():
-            return sorted_ids[:size].zero_(), expert_ids[:blocks].zero_(), count.zero_()
+        if not rows:
+            return sorted_ids[:0], expert_ids[:0], count.zero_()
         kernel(topk_ids.contiguous(), num_experts, block_size, sorted_ids, expert_ids, count)
-        return sorted_ids[:size], expert_ids[:blocks], count
+        experts = expert_ids[:blocks]
+        return sorted_ids[:size], experts if expert_map is None else expert_map[experts], count
 
     return moe_align_block_size
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
