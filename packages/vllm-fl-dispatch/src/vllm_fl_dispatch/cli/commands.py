@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
-from vllm_fl_dispatch.cli import config, demo, doctor, explain, ops, plugins, report
+from vllm_fl_dispatch.cli import (
+    bench,
+    bisect,
+    config,
+    demo,
+    doctor,
+    explain,
+    new_backend,
+    ops,
+    plugins,
+    report,
+    tune,
+    verify,
+)
 from vllm_fl_dispatch.cli.app import app
 
-__all__ = ["app", "config", "demo", "doctor", "explain", "ops", "plugins", "report"]
+__all__ = [
+    "app",
+    "bench",
+    "bisect",
+    "config",
+    "demo",
+    "doctor",
+    "explain",
+    "new_backend",
+    "ops",
+    "plugins",
+    "report",
+    "tune",
+    "verify",
+]

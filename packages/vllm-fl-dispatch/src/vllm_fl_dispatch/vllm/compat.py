@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 #: Modules with a CustomOp and an out-of-tree registry of its own; the second since vLLM 0.28.
@@ -24,6 +26,53 @@ def import_attribute(module: str, name: str) -> Any:
         return None
 
 
+class Registry:
+    """Where constructing a custom operator class of vLLM looks for a replacement.
+
+    vLLM renames a registered class to its registry key; the in-tree name is put back, so that
+    ``custom_ops=["-rms_norm"]`` goes on to mean this layer.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+        self._table = oot_registry(base)
+
+    def current(self) -> type | None:
+        """The replacement in force."""
+        return self._table.get(self._base.__name__)
+
+    def put(self, replacement: Any) -> None:
+        """Let vLLM construct `replacement` where it asks for the class."""
+        in_tree_name = self._base.name
+        self._base.register_oot(replacement, name=self._base.__name__)
+        replacement.name = in_tree_name
+
+    def remove(self) -> None:
+        """Let vLLM construct its own class again."""
+        del self._table[self._base.__name__]
+
+
+class Attribute:
+    """The module attribute through which a factory of vLLM makes a class that has no registry."""
+
+    def __init__(self, base: Any, module: str) -> None:
+        self._base = base
+        self._module = importlib.import_module(module)
+
+    def current(self) -> type | None:
+        """The replacement in force."""
+        found: type = getattr(self._module, self._base.__name__)
+        return None if found is self._base else found
+
+    def put(self, replacement: Any) -> None:
+        """Let the factory make `replacement`."""
+        setattr(self._module, self._base.__name__, replacement)
+
+    def remove(self) -> None:
+        """Let the factory make vLLM's own class again."""
+        setattr(self._module, self._base.__name__, self._base)
+
+
 def oot_registry(layer_class: type) -> dict[str, type]:
     """The out-of-tree registry that constructing this class looks into."""
     for base in layer_class.__mro__:
@@ -33,17 +82,6 @@ def oot_registry(layer_class: type) -> dict[str, type]:
             ]
             return registry
     raise TypeError(f"{layer_class} is not one of vLLM's custom operator classes")
-
-
-def register_oot(base: type, replacement: type) -> None:
-    """Let vLLM construct `replacement` where it asks for `base`.
-
-    vLLM renames the class to its registry key; the in-tree name is put back, so that
-    ``custom_ops=["-rms_norm"]`` goes on to mean this layer.
-    """
-    in_tree_name = base.name  # type: ignore[attr-defined]  # set by CustomOp.register
-    base.register_oot(replacement, name=base.__name__)  # type: ignore[attr-defined]  # CustomOp
-    replacement.name = in_tree_name  # type: ignore[attr-defined]  # same
 
 
 def compilation_config() -> Any:
@@ -74,6 +112,18 @@ def device_type() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type)
+
+
+def is_ours() -> bool:
+    """Does vLLM run on `PlatformFL`?"""
+    return hasattr(platform_class(), "fl_device")
+
+
+def platform_class() -> type:
+    """The class of the platform in force."""
+    from vllm.platforms import current_platform
+
+    return type(current_platform)
 
 
 def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:
@@ -109,3 +159,24 @@ def matched_cache(layer: Any, query: Any) -> Any:
     """
     cache = layer._match_cos_sin_cache_dtype(query)
     return layer.cos_sin_cache if cache is None else cache
+
+
+@contextmanager
+def eager_configuration() -> Iterator[None]:
+    """Layers built inside are those of a model that vLLM runs eagerly, with its own kernels."""
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(_eager_config()):
+        yield
+
+
+@cache
+def _eager_config() -> Any:
+    from vllm.config import CompilationConfig, VllmConfig
+
+    config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+    # Releases with vLLM IR choose kernels by a priority, which workers install.
+    priority: Any = getattr(getattr(config, "kernel_config", None), "ir_op_priority", None)
+    if hasattr(priority, "set_default"):
+        priority.set_default()
+    return config
