@@ -3,6 +3,8 @@ of another overwrite, for 64 to 192 rotated channels in the NeoX pairing."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vllm_fl_dispatch import Query, Verdict
@@ -22,6 +24,8 @@ def supports(query: Query) -> Verdict:
 def make_rotary_embedding() -> Call:
     """`rotary_embedding` through ``apply_rotary_pos_emb``."""
     kernel = library.function("apply_rotary_pos_emb")
+    # (table, cosines, sines) of the last call: a model has few tables, and views cost time.
+    last: tuple[Any, Any, Any] = (None, None, None)
 
     def rotary_embedding(
         positions: torch.Tensor,
@@ -34,29 +38,32 @@ def make_rotary_embedding() -> Call:
         rope_dim_offset: int = 0,
         inverse: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        nonlocal last
         if not query.numel():
             return query.contiguous(), None if key is None else key.contiguous()
         check_extent(query)
-        rotary_dim = cos_sin_cache.shape[-1]
-        cos, sin = cos_sin_cache.chunk(2, dim=-1)
+        table = last
+        if table[0] is not cos_sin_cache:
+            cosines, sines = cos_sin_cache.chunk(2, dim=-1)
+            last = table = (cos_sin_cache, cosines, sines)
+        _, cos, sin = table
         if inverse:
             sin = -sin
-        end = rope_dim_offset + rotary_dim
         heads = _heads(query, head_size)
         # It needs a key; one head of the query stands in for one without elements.
         keyless = key is None or not key.numel()
         key_heads = heads[:, :1] if key is None or keyless else _heads(key, head_size)
-        rotated, rotated_key = kernel(
-            heads[..., rope_dim_offset:end],
-            key_heads[..., rope_dim_offset:end],
-            cos,
-            sin,
-            positions.flatten(),
-            not is_neox_style,
-        )
-        if rotary_dim < head_size:
-            rotated = _with_part(heads, rotated, rope_dim_offset)
-            rotated_key = _with_part(key_heads, rotated_key, rope_dim_offset)
+        if positions.dim() != 1:
+            positions = positions.flatten()
+        rotary_dim = cos_sin_cache.shape[-1]
+        if rotary_dim == head_size:
+            rotated, rotated_key = kernel(heads, key_heads, cos, sin, positions, not is_neox_style)
+        else:
+            part = slice(rope_dim_offset, rope_dim_offset + rotary_dim)
+            found = kernel(
+                heads[..., part], key_heads[..., part], cos, sin, positions, not is_neox_style
+            )
+            rotated, rotated_key = _with(heads, part, found[0]), _with(key_heads, part, found[1])
         if key is None or keyless:
             return rotated.view(query.shape), None if key is None else torch.empty_like(key)
         return rotated.view(query.shape), rotated_key.view(key.shape)
@@ -69,8 +76,8 @@ def _heads(x: torch.Tensor, head_size: int) -> torch.Tensor:
     return x if x.dim() == 3 else x.view(x.shape[0], -1, head_size)
 
 
-def _with_part(heads: torch.Tensor, part: torch.Tensor, offset: int) -> torch.Tensor:
+def _with(heads: torch.Tensor, channels: slice, values: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of `heads` with some channels replaced."""
     whole = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device).copy_(heads)
-    whole[..., offset : offset + part.shape[-1]] = part
+    whole[..., channels] = values
     return whole
