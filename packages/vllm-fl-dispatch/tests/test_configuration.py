@@ -367,6 +367,15 @@ def test_aten_operators_are_no_setting_of_the_compiled_mode(tmp_path: Path) -> N
     assert "unknown key 'flagos_aten' is ignored" in found.warnings[0]
 
 
+@pytest.mark.parametrize(("value", "first"), [("1", "impl:default.flagos"), ("0", None)])
+def test_flaggems_attention_is_an_order(value: str, first: str | None) -> None:
+    environ = {"VLLM_FL_USE_FLAGGEMS_ATTN": value}
+    orders = effective(environ, None).policy.per_op_order
+    assert next(iter(orders.get("attention_backend", ())), None) == first
+    environ["VLLM_FL_PER_OP"] = "attention_backend=stock"
+    assert effective(environ, None).policy.per_op_order["attention_backend"] == ("stock",)
+
+
 FULL = SelectionPolicy(
     prefer="vendor",
     strict=True,

@@ -43,17 +43,9 @@ def test_what_falls_through_says_why(request_: dict[str, Any], reason: str) -> N
     assert reason in selection.supports_flaggems(Query(NAME, request_)).reason
 
 
-@pytest.mark.parametrize(
-    ("value", "first"), [(None, "default.triton"), ("0", "default.triton"), ("1", "default.flagos")]
-)
-def test_the_variable_puts_flaggems_first(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, first: str
-) -> None:
-    monkeypatch.delenv(selection.SWITCH, raising=False)
-    if value is not None:
-        monkeypatch.setenv(selection.SWITCH, value)
-    rows = sorted(selection.implementations(), key=lambda impl: impl.priority or 0)
-    assert rows[-1].impl_id == first
+def test_vllms_kernel_stands_before_flaggems() -> None:
+    rows = sorted(selection.implementations(), key=lambda impl: -(impl.priority or 0))
+    assert [row.impl_id for row in rows] == ["default.triton", "default.flagos"]
 
 
 @pytest.mark.parametrize("choose", [selection.flaggems_attention, selection.triton_attention])

@@ -16,11 +16,9 @@ from vllm_fl_dispatch import (
     Verdict,
     probing,
 )
-from vllm_fl_dispatch.config import environment
 from vllm_fl_flaggems.probe import device_present, library_installed
 
 NAME = "attention_backend"
-SWITCH = "VLLM_FL_USE_FLAGGEMS_ATTN"
 #: Half precision, by the names that torch prints.
 DTYPES = ("torch.float16", "torch.bfloat16")
 CACHE_DTYPES = (None, "auto", "float16", "bfloat16")
@@ -82,29 +80,27 @@ def triton_installed() -> Verdict:
 
 
 def implementations() -> Iterator[OpImpl]:
-    """The rows of the registry. The priorities are read once: VLLM_FL_USE_FLAGGEMS_ATTN=1 puts
-    FlagGems first.
+    """The rows of the registry.
 
-    By default vLLM's kernel stands first: FlagGems' gives a request of a decode to one program per
-    head of the keys, however long its context is, where vLLM's splits it over the device.
+    vLLM's kernel stands first: FlagGems' gives a request of a decode to one program per head of the
+    keys, however long its context is, where vLLM's splits it over the device.
+    VLLM_FL_USE_FLAGGEMS_ATTN=1 is an order that names FlagGems' before.
     """
-    first = environment.switch(SWITCH, False)
-    yield OpImpl(
-        NAME,
-        "default.flagos",
-        BackendImplKind.DEFAULT,
-        flaggems_attention,
-        priority=BackendPriority.DEFAULT + (5 if first else 0),
-        installed=library_installed,
-        available=device_present,
-        supports=supports_flaggems,
-    )
     yield OpImpl(
         NAME,
         "default.triton",
         BackendImplKind.DEFAULT,
         triton_attention,
-        priority=BackendPriority.DEFAULT + 2,
+        priority=BackendPriority.DEFAULT + 1,
         installed=triton_installed,
         available=device_present,
+    )
+    yield OpImpl(
+        NAME,
+        "default.flagos",
+        BackendImplKind.DEFAULT,
+        flaggems_attention,
+        installed=library_installed,
+        available=device_present,
+        supports=supports_flaggems,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_fl_dispatch.config.values import (
     parse_aten,
     parse_bool,
+    parse_flaggems_attention,
     parse_names,
     parse_op_config,
     parse_per_op,
@@ -54,8 +55,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_ALLOW_VENDORS", "only these vendors, comma list", _names, "allow_vendors"),
     Variable("VLLM_FL_DENY_VENDORS", "never these vendors, comma list", _names, "deny_vendors"),
     Variable("USE_FLAGGEMS", "0: never FlagGems", parse_bool, "use_flagos"),
-    Variable("VLLM_FL_USE_FLAGGEMS_ATTN", "1: FlagGems' attention before vLLM's in Triton",
-             parse_bool),
+    Variable("VLLM_FL_USE_FLAGGEMS_ATTN", "1: FlagGems' attention before all others",
+             parse_flaggems_attention),
     Variable("VLLM_FL_FLAGOS_WHITELIST", "only these operators by FlagGems, comma list",
              _names, "flagos_whitelist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST", "these operators never by FlagGems; replaces the list of "
@@ -87,6 +88,7 @@ POLICY_VARIABLES = frozenset(variable.name for variable in VARIABLES if variable
     "VLLM_FL_OP_CONFIG",
     "VLLM_FL_PER_OP",
     "VLLM_FL_PLATFORM",
+    "VLLM_FL_USE_FLAGGEMS_ATTN",
 }
 
 
@@ -147,15 +149,17 @@ def with_environment(
 
 
 def _with_orders(policy: SelectionPolicy, environ: Mapping[str, str] | None) -> SelectionPolicy:
-    """`VLLM_FL_PER_OP` speaks per operator, and before `VLLM_FL_OP_CONFIG`."""
+    """`VLLM_FL_PER_OP` speaks per operator, and before the others."""
     readers: tuple[tuple[str, Callable[[str, str], Any]], ...] = (
+        ("VLLM_FL_USE_FLAGGEMS_ATTN", parse_flaggems_attention),
         ("VLLM_FL_OP_CONFIG", parse_op_config),
         ("VLLM_FL_PER_OP", parse_per_op),
     )
     for name, parse in readers:
         text = read(name, environ)
-        if text is not None:
-            policy = policy.with_orders(f"environment {name}", parse(text, name))
+        orders = {} if text is None else parse(text, name)
+        if orders:
+            policy = policy.with_orders(f"environment {name}", orders)
     return policy
 
 

@@ -33,6 +33,12 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
+def parse_flaggems_attention(text: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Read the switch that puts FlagGems' attention before all others; off says nothing."""
+    order = ("impl:default.flagos", "flagos", "vendor", "stock", "reference")
+    return {"attention_backend": order} if parse_bool(text, where) else {}
+
+
 def parse_aten(value: bool | str | Iterable[str]) -> frozenset[str]:
     """Read which ATen operators FlagGems replaces: a switch for all or none, or names."""
     if isinstance(value, str):
