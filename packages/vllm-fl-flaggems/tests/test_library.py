@@ -13,7 +13,7 @@ import pytest
 
 from vllm_fl_dispatch import DeviceSpec, Verdict, probing
 from vllm_fl_dispatch.types import Origin
-from vllm_fl_flaggems import diagnosis, library, probe, trial
+from vllm_fl_flaggems import containment, diagnosis, library, probe, trial
 
 #: A flag_gems that does what the real one does to a process, and says for whom it was set up.
 WELL = """
@@ -95,7 +95,7 @@ def test_the_import_leaves_nothing_behind(
 def test_its_patches_of_vllm_are_never_run(plant: Plant) -> None:
     plant(WELL)  # its module of patches would end this process
     library.load()
-    assert sys.modules[library.PATCHES].__all__ == []
+    assert sys.modules[containment.PATCHES].__all__ == []
 
 
 def test_it_is_imported_once_and_the_verdict_stays(plant: Plant) -> None:
@@ -128,7 +128,7 @@ def test_without_a_writable_home_a_private_folder_is_used(
     plant(WELL)
     (tmp_path / "file").touch()
     monkeypatch.setenv("FLAGGEMS_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(library.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(containment.tempfile, "tempdir", str(tmp_path))
     assert str(tmp_path / "vllm-fl-flaggems-") in library.load().database
 
 
