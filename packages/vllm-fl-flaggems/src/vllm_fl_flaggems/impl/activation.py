@@ -7,19 +7,13 @@ from typing import Any
 
 import torch
 
-from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_dispatch import OpNotSupported
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
+from vllm_fl_flaggems.impl.limits import check_extent
+from vllm_fl_flaggems.impl.limits import known_dtype as supports
 
-
-def supports(query: Query) -> Verdict:
-    """silu in half precision: on a device Triton's exponential of float32 multiplies the argument
-    by log2(e) in float32, which at -16 costs eight units in the last place."""
-    exponential = query.op_name.startswith("silu") and query.device_type != "cpu"
-    if exponential and query.dtype == torch.float32:
-        return Verdict.no("its exponential of float32 is approximate")
-    return known_dtype(query)
+__all__ = ["make_gelu_and_mul", "make_silu_and_mul", "make_silu_and_mul_with_clamp", "supports"]
 
 
 def make_silu_and_mul() -> Call:
