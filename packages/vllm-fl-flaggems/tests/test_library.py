@@ -20,6 +20,8 @@ WELL = """
 import os, sys
 import flag_gems.patches
 print("[Note] No specialized common operators were found")
+import warnings
+warnings.warn("warmup and rep are deprecated", DeprecationWarning)
 sys.path.append(os.path.dirname(__file__))
 os.environ["FLAGGEMS_SOURCE_DIR"] = "here"
 vendor_name = os.environ["GEMS_VENDOR"]
@@ -264,6 +266,33 @@ def test_a_cheap_entry_is_not_taken_where_a_vendor_overrides(plant: Plant) -> No
         "cheap_public"
     )
     assert library.function("other", cheap="flag_gems.generic:cheap_other").__name__ == "other"
+
+
+@pytest.mark.parametrize(
+    ("versions", "missing", "nodes", "said"),
+    [
+        ({"triton": "3.8.0"}, set(), {}, "FlagGems: triton 3.8.0 is outside the range"),
+        ({}, set(), {}, "FlagGems: triton is not installed"),
+        ({"triton": "3.6.0"}, {"flag_gems"}, {}, "FlagGems: flag_gems is hidden"),
+        ({"triton": "3.6.0"}, {"sqlalchemy"}, {}, "FlagGems: sqlalchemy is hidden"),
+        ({"triton": "3.6.0"}, set(), {"none": "nvidia"}, "accelerator: no accelerator device"),
+    ],
+    ids=["new", "no-triton", "no-library", "no-sqlalchemy", "no-device"],
+)
+def test_the_doctor_names_what_is_missing(
+    plant: Plant,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: dict[str, str],
+    missing: set[str],
+    nodes: dict[str, str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(probing, "version_of", versions.get)
+    monkeypatch.setattr(sys.modules[__name__], "hidden", missing)
+    monkeypatch.setattr(diagnosis.trial, "attempt", lambda: Verdict.yes("5.0.2"))
+    if nodes:
+        monkeypatch.setattr(probe, "NODE_VENDORS", nodes)
+    assert any(line.startswith(said) for line in diagnosis.lines()), list(diagnosis.lines())
 
 
 # -- what the doctor says ------------------------------------------------------------------------

@@ -79,16 +79,16 @@ def contained(settings: Mapping[str, str | None]) -> Iterator[None]:
     saved = {name: os.environ.get(name) for name in settings}
     path = list(sys.path)
     said = io.StringIO()
+    warned: list[warnings.WarningMessage] = []
     try:
         _set_environment(settings)
-        with contextlib.redirect_stdout(said), warnings.catch_warnings():
-            # Of Triton's autotuner, about arguments that flag-gems passes.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with contextlib.redirect_stdout(said), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             yield
     finally:
         _set_environment(saved)
         sys.path[:] = path
-        for line in said.getvalue().splitlines():
+        for line in [*said.getvalue().splitlines(), *(str(each.message) for each in warned)]:
             logger.debug("flag-gems: %s", line)
 
 

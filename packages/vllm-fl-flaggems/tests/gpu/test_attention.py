@@ -10,7 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_fl_flaggems.impl.limits import INT32_MAX
 
-pytestmark = pytest.mark.gpu
+# Warnings of torch and Triton on a device are not our subject.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 LENGTHS = [1, 16, 17, 129, 1024]
 HEADS = (32, 8)

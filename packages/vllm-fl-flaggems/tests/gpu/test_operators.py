@@ -13,7 +13,8 @@ from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.testing import Subject
 from vllm_fl_dispatch.testing.assertions import check, parameters
 
-pytestmark = pytest.mark.gpu
+# Warnings of torch and Triton on a device are not our subject.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 SUBJECTS, ABSENT = ours.load("cuda")
 
 
