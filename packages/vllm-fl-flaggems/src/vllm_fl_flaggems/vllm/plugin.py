@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 
 def register() -> None:
     """Entry point of group ``vllm.general_plugins``; runs once in each process of vLLM.
 
-    vLLM does not protect itself from an exception in here; under a strict policy it shall have it.
+    vLLM does not protect itself from an exception in here, so nothing leaves this function, unless
+    `VLLM_FL_STRICT` asks for it.
     """
     from vllm_fl_dispatch import get_default_manager, get_logger
     from vllm_fl_dispatch.config import environment
 
-    if not environment.enabled():
-        return
-    manager = get_default_manager()
     try:
-        manager.ensure_built()
-        if manager.policy.flagos_aten:
-            install()
-    except Exception:
-        if environment.switch("VLLM_FL_STRICT", False):
+        manager = get_default_manager()
+        if environment.enabled():
+            manager.ensure_built()
+            if manager.policy.flagos_aten:
+                install()
+    except Exception:  # see above
+        if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
             raise
         get_logger(__name__).exception("flagos_aten is not in force in this process")
 
