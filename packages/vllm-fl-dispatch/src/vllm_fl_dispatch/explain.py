@@ -102,6 +102,7 @@ _LISTS = (
     "deny_vendors",
     "flagos_whitelist",
     "flagos_blacklist",
+    "flagos_aten",
     "oot_whitelist",
     "oot_blacklist",
 )

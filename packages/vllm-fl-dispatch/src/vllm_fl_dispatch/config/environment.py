@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_fl_dispatch.config.values import (
+    parse_aten,
     parse_bool,
+    parse_flaggems_attention,
     parse_names,
     parse_op_config,
     parse_per_op,
@@ -65,11 +67,16 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_ALLOW_VENDORS", "only these vendors, comma list", _names, "allow_vendors"),
     Variable("VLLM_FL_DENY_VENDORS", "never these vendors, comma list", _names, "deny_vendors"),
     Variable("USE_FLAGGEMS", "0: never FlagGems", parse_bool, "use_flagos"),
+    Variable("VLLM_FL_USE_FLAGGEMS_ATTN", "1: FlagGems' attention before all others",
+             parse_flaggems_attention),
     Variable("VLLM_FL_FLAGOS_WHITELIST", "only these operators by FlagGems, comma list",
              _names, "flagos_whitelist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST", "these operators never by FlagGems; replaces the list of "
              "the platform defaults", _names, "flagos_blacklist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST_APPEND", "the same, added to that list", _names),
+    Variable("VLLM_FL_FLAGOS_ATEN", "ATen operators that FlagGems replaces in vLLM's workers: 0 "
+             "(default), 1 (all), or a comma list", lambda text, _: parse_aten(text),
+             "flagos_aten"),
     Variable("VLLM_FL_OOT_ENABLED", "0: replace no vLLM layer", parse_bool, "oot_enabled"),
     Variable("VLLM_FL_OOT_WHITELIST", "operators whose layers may be replaced, comma list",
              _names, "oot_whitelist"),
@@ -95,6 +102,7 @@ POLICY_VARIABLES = frozenset(variable.name for variable in VARIABLES if variable
     "VLLM_FL_OP_CONFIG",
     "VLLM_FL_PER_OP",
     "VLLM_FL_PLATFORM",
+    "VLLM_FL_USE_FLAGGEMS_ATTN",
 }
 
 
@@ -155,15 +163,17 @@ def with_environment(
 
 
 def _with_orders(policy: SelectionPolicy, environ: Mapping[str, str] | None) -> SelectionPolicy:
-    """`VLLM_FL_PER_OP` speaks per operator, and before `VLLM_FL_OP_CONFIG`."""
+    """`VLLM_FL_PER_OP` speaks per operator, and before the others."""
     readers: tuple[tuple[str, Callable[[str, str], Any]], ...] = (
+        ("VLLM_FL_USE_FLAGGEMS_ATTN", parse_flaggems_attention),
         ("VLLM_FL_OP_CONFIG", parse_op_config),
         ("VLLM_FL_PER_OP", parse_per_op),
     )
     for name, parse in readers:
         text = read(name, environ)
-        if text is not None:
-            policy = policy.with_orders(f"environment {name}", parse(text, name))
+        orders = {} if text is None else parse(text, name)
+        if orders:
+            policy = policy.with_orders(f"environment {name}", orders)
     return policy
 
 
