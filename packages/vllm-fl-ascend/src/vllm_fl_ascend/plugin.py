@@ -1,15 +1,36 @@
-"""What this backend tells the core. It registers no operator yet."""
+"""What this backend registers: a table."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from vllm_fl_ascend.library import import_library
 from vllm_fl_ascend.probe import device_present, library_installed
-from vllm_fl_dispatch import DeviceSpec, hookimpl
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    DeviceSpec,
+    OpImpl,
+    Query,
+    Registrar,
+    Verdict,
+    hookimpl,
+)
+from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
 CONFIG = Path(__file__).parent / "config"
+
+#: operator -> module of `impl/` with its `make_<operator>` and `supports_<operator>`
+OPERATORS = {
+    "silu_and_mul": "activation",
+    "gelu_and_mul": "activation",
+    "rms_norm": "normalization",
+    "fused_add_rms_norm": "normalization",
+    "rotary_embedding": "rotary",
+}
 
 DEVICE = DeviceSpec(
     platform="ascend",
@@ -20,6 +41,49 @@ DEVICE = DeviceSpec(
     communication_backend="hccl",
     visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES",
 )
+
+
+def _function(op_name: str, prefix: str) -> Any:
+    module = importlib.import_module(f"vllm_fl_ascend.impl.{OPERATORS[op_name]}")
+    return getattr(module, f"{prefix}_{op_name}")
+
+
+def _loader(op_name: str) -> Any:
+    def load() -> Call:
+        import_library()
+        function: Call = _function(op_name, "make")()
+        return function
+
+    return load
+
+
+def _supports(op_name: str) -> Any:
+    """The module's own predicate, imported when first asked: it needs torch."""
+
+    def supports(query: Query) -> Verdict:
+        verdict: Verdict = _function(op_name, "supports")(query)
+        return verdict
+
+    return supports
+
+
+@hookimpl
+def vllm_fl_register_ops(registrar: Registrar) -> None:
+    """torch_npu's operators."""
+    registrar.add_many(
+        OpImpl(
+            op_name,
+            "vendor.ascend",
+            BackendImplKind.VENDOR,
+            vendor="ascend",
+            load=_loader(op_name),
+            installed=library_installed,
+            available=device_present,
+            supports=_supports(op_name),
+            empty_ok=True,
+        )
+        for op_name in OPERATORS
+    )
 
 
 @hookimpl

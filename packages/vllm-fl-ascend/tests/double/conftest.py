@@ -1,0 +1,21 @@
+"""These tests run in a process of their own: importing torch_npu changes torch for good."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from npu_double import install  # noqa: E402  # found on the path set above
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _double(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The model stands behind torch_npu's operators; without wheel or compiler all is skipped."""
+    reason = install.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    install.install(tmp_path_factory.mktemp("cann"))
