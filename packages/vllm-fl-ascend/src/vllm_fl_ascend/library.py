@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch import ContractError
@@ -121,6 +122,7 @@ def import_library() -> None:
             raise ImportError(f"importing {name} raised {type(error).__name__}: {error}") from error
 
 
+@cache
 def operator(name: str) -> Any:
     """The default overload of an operator in `OPERATORS`, with its arguments checked.
 

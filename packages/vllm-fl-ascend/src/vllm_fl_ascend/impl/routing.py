@@ -7,7 +7,7 @@ import torch
 
 from vllm_fl_ascend.library import operator
 from vllm_fl_ascend.limits import FLOAT, at_most, dtype_in, within
-from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_dispatch import Query, Verdict
 from vllm_fl_dispatch.handles import Call
 
 MAX_TOPK = 1024
@@ -19,7 +19,7 @@ NORM_TYPE = {"softmax": 0, "sigmoid": 1}
 
 def supports_topk_softmax(query: Query) -> Verdict:
     """With a correction bias as for one group of `grouped_topk`."""
-    grouping = _group_objection(query, 1) if query.get("has_bias") else None
+    grouping = _group_objection(query, 1) if query.get("bias_dtype") else None
     return within(dtype_in(query, FLOAT), at_most(query, "topk", MAX_TOPK), grouping)
 
 

@@ -9,8 +9,8 @@ import torch
 from .rules import FLOAT, HALF, poison, require, require_dense, require_dtype
 
 INT_MAX = 2**31 - 1
-#: Side of the compressed mask that the sparse modes take.
-MASK = 2048
+#: The compressed mask that the sparse modes take.
+MASK = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
 
 
 def npu_fused_infer_attention_score(
@@ -197,9 +197,8 @@ def _window(
     require(mask is not None, f"sparse mode {sparse_mode} takes a mask")
     assert mask is not None
     require(mask.dtype in (torch.bool, torch.int8, torch.uint8), f"a mask is not {mask.dtype}")
-    expected = torch.ones(MASK, MASK, dtype=torch.bool).triu(1)
-    require(mask.shape == expected.shape and torch.equal(mask.bool(), expected),
-            "the mask is 2048 x 2048 and masks what is above the diagonal")  # fmt: skip
+    require(mask.shape == MASK.shape, f"the mask is {tuple(MASK.shape)}")
+    require(torch.equal(mask.bool(), MASK), "the mask masks what is above the diagonal")
     if sparse_mode == 3:
         return INT_MAX, 0
     require(before >= 0 and after == 0, "the band ends at the query's own token")

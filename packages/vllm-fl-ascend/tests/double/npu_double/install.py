@@ -43,8 +43,6 @@ def why_not() -> str | None:
     """Why the double cannot run here, or None."""
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed: nox -s ascend has an environment with it"
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
-        return "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is not set: importing torch would import torch_npu"
     tools = stubs.missing_tools()
     return f"not found: {', '.join(tools)}" if tools else None
 

@@ -1,0 +1,133 @@
+"""Requests that are served step by step, and what attention over them must give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vllm_fl_ascend.impl import attention
+from vllm_fl_ascend.impl.attention import Fused, Separate, Shape
+from vllm_fl_ascend.impl.attention_plan import AttentionState, make_plan
+from vllm_fl_ascend.impl.kv_cache import Pages, split_cache
+
+#: How vLLM before and since 0.29 lays out a cache.
+CONTRACTS = ("five dimensions", "two planes")
+#: What stands in a block table behind the blocks of a request.
+GARBAGE = 2**30
+
+
+def empty_cache(
+    contract: str, blocks: int, size: int, kv_heads: int, head_size: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A cache as vLLM allocates it, full of NaN: nobody may look at what was never written."""
+    if contract == "five dimensions":
+        shape = (2, blocks, size, kv_heads, head_size)
+        return torch.full(shape, float("nan"), dtype=dtype)
+    # The layout LHBNC: the planes are outermost in memory.
+    planes = torch.full((2, blocks, size, kv_heads * head_size), float("nan"), dtype=dtype)
+    return planes.transpose(0, 1)
+
+
+class Served:
+    """Requests with random queries, keys and values, and a cache that fills step by step."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        shape: Shape,
+        dtype: torch.dtype,
+        *,
+        contract: str = "two planes",
+        block_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.shape, self.dtype = shape, dtype
+        self.block_size = block_size or attention.block_sizes(dtype, shape.head_size)[0]
+        fused = attention.is_fused(dtype, shape.head_size, shape.kv_heads, self.block_size)
+        self.kernels = Fused(shape) if fused else Separate(shape)
+        self.computed = [0] * len(lengths)
+
+        def rows(heads: int) -> list[torch.Tensor]:
+            return [
+                torch.randn(n, heads, shape.head_size, generator=generator).to(dtype)
+                for n in lengths
+            ]
+
+        self.queries, self.keys, self.values = (
+            rows(shape.heads), rows(shape.kv_heads), rows(shape.kv_heads),
+        )  # fmt: skip
+        needed = [-(-n // self.block_size) for n in lengths]
+        order = torch.randperm(sum(needed) + 2, generator=generator).tolist()
+        self.block_table = torch.full((len(lengths), max(needed) + 1), GARBAGE)
+        for row, count in enumerate(needed):
+            self.block_table[row, :count] = torch.tensor([order.pop() for _ in range(count)])
+        self.cache = empty_cache(
+            contract, sum(needed) + 2, self.block_size, shape.kv_heads, shape.head_size, dtype
+        )
+
+    def step(self, new: Sequence[int], *, drafts: int = 0, padding: int = 0) -> list[torch.Tensor]:
+        """Compute the next `new` tokens of each request: their outputs, request by request.
+
+        Args:
+            padding: rows and requests added behind the real ones, as for a graph.
+        """
+        ends = [done + more for done, more in zip(self.computed, new, strict=True)]
+        starts = [0, *torch.tensor(new).cumsum(0).tolist()]
+        starts += [starts[-1]] * padding
+        plan = make_plan(starts, [*ends, *[0] * padding], drafts)
+        rubbish = torch.full((padding,), float("nan"))
+
+        def fresh(rows: list[torch.Tensor]) -> torch.Tensor:
+            parts = [r[done:end] for r, done, end in zip(rows, self.computed, ends, strict=True)]
+            return torch.cat([*parts, rubbish[:, None, None].expand_as(
+                rows[0].new_empty(padding, *rows[0].shape[1:]))]).to(self.dtype)  # fmt: skip
+
+        query, key, value = map(fresh, (self.queries, self.keys, self.values))
+        table = torch.cat([self.block_table, torch.full_like(self.block_table, -1)[:1].expand(
+            padding, -1)])  # fmt: skip
+        slots = torch.tensor(
+            [
+                int(self.block_table[row, at // self.block_size]) * self.block_size
+                + at % self.block_size
+                for row, (done, end) in enumerate(zip(self.computed, ends, strict=True))
+                for at in range(done, end)
+            ]
+            + [-1] * padding
+        )
+        pages = Pages(plan, table, slots)
+        caches = split_cache(self.cache, self.shape.kv_heads, self.shape.head_size)
+        attention.write_cache(key, value, *caches, pages)
+        self.computed, self.state = ends, plan.state
+        tokens = plan.tokens
+        if plan.state is AttentionState.PREFILL_NO_CACHE:
+            out = self.kernels.over_batch(query[:tokens], key[:tokens], value[:tokens], plan)
+        else:
+            out = self.kernels.over_cache(query[:tokens], *caches, pages)
+        return list(out.split(list(new)))
+
+    def expected(self, row: int, first: int, end: int) -> torch.Tensor:
+        """The outputs of tokens `first` to `end` of a request, in float64, from whole rows."""
+        group = self.shape.heads // self.shape.kv_heads
+        query = self.queries[row][first:end].double()
+        keys, values = (
+            rows[row][:end].double().repeat_interleave(group, 1) for rows in (self.keys, self.values)
+        )
+        at, other = torch.arange(first, end)[:, None], torch.arange(end)
+        hidden = other > at
+        if self.shape.window is not None:
+            hidden |= other <= at - self.shape.window
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * self.shape.scale
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def check(self, new: Sequence[int], **options: int) -> None:
+        """Compute a step and compare it."""
+        before = list(self.computed)
+        outputs = self.step(new, **options)
+        for row, (out, first) in enumerate(zip(outputs, before, strict=True)):
+            expected = self.expected(row, first, self.computed[row])
+            # One rounding.
+            unit = torch.finfo(self.dtype).eps
+            torch.testing.assert_close(out.double(), expected, rtol=unit, atol=unit / 64)
