@@ -115,11 +115,11 @@ def import_library() -> None:
         ImportError: whatever importing raised stands behind it. Without CANN's libraries or a
             driver that can be nearly anything.
     """
-    for name in MODULES:
-        try:
+    try:
+        for name in MODULES:
             importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            raise ImportError(f"importing {name} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ImportError(f"importing torch_npu raised {type(error).__name__}: {error}") from error
 
 
 @cache

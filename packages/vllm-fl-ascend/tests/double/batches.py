@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -27,6 +29,19 @@ def empty_cache(
     # The layout LHBNC: the planes are outermost in memory.
     planes = torch.full((2, blocks, size, kv_heads * head_size), float("nan"), dtype=dtype)
     return planes.transpose(0, 1)
+
+
+@dataclass
+class Batch:
+    """What a scheduler hands over for one step."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    starts: list[int]
+    kv_lens: list[int]
+    block_table: torch.Tensor
+    slots: torch.Tensor
 
 
 class Served:
@@ -67,52 +82,66 @@ class Served:
             contract, sum(needed) + 2, self.block_size, shape.kv_heads, shape.head_size, dtype
         )
 
-    def step(self, new: Sequence[int], *, drafts: int = 0, padding: int = 0) -> list[torch.Tensor]:
-        """Compute the next `new` tokens of each request: their outputs, request by request.
+    def batch(self, new: Sequence[int], padding: int = 0) -> Batch:
+        """The next `new` tokens of each request.
 
         Args:
             padding: rows and requests added behind the real ones, as for a graph.
         """
         ends = [done + more for done, more in zip(self.computed, new, strict=True)]
-        starts = [0, *torch.tensor(new).cumsum(0).tolist()]
-        starts += [starts[-1]] * padding
-        plan = make_plan(starts, [*ends, *[0] * padding], drafts)
-        rubbish = torch.full((padding,), float("nan"))
+        starts = [0, *accumulate(new)]
 
         def fresh(rows: list[torch.Tensor]) -> torch.Tensor:
             parts = [r[done:end] for r, done, end in zip(rows, self.computed, ends, strict=True)]
-            return torch.cat([*parts, rubbish[:, None, None].expand_as(
-                rows[0].new_empty(padding, *rows[0].shape[1:]))]).to(self.dtype)  # fmt: skip
+            rubbish = torch.full_like(rows[0][:1], float("nan")).expand(padding, -1, -1)
+            return torch.cat([*parts, rubbish])
 
-        query, key, value = map(fresh, (self.queries, self.keys, self.values))
-        table = torch.cat([self.block_table, torch.full_like(self.block_table, -1)[:1].expand(
-            padding, -1)])  # fmt: skip
-        slots = torch.tensor(
-            [
-                int(self.block_table[row, at // self.block_size]) * self.block_size
-                + at % self.block_size
-                for row, (done, end) in enumerate(zip(self.computed, ends, strict=True))
-                for at in range(done, end)
-            ]
-            + [-1] * padding
+        size = self.block_size
+        slots = [
+            int(self.block_table[row, at // size]) * size + at % size
+            for row, (done, end) in enumerate(zip(self.computed, ends, strict=True))
+            for at in range(done, end)
+        ]
+        return Batch(
+            *map(fresh, (self.queries, self.keys, self.values)),
+            starts=starts + [starts[-1]] * padding,
+            kv_lens=ends + [0] * padding,
+            block_table=torch.cat(
+                [self.block_table, torch.full_like(self.block_table, -1)[:1].expand(padding, -1)]
+            ),
+            slots=torch.tensor(slots + [-1] * padding),
         )
-        pages = Pages(plan, table, slots)
+
+    def attend(self, batch: Batch, drafts: int) -> torch.Tensor:
+        """Store the keys and values of a batch, and attend; [tokens, heads, head size]."""
+        plan = make_plan(batch.starts, batch.kv_lens, drafts)
+        pages = Pages(plan, batch.block_table, batch.slots)
         caches = split_cache(self.cache, self.shape.kv_heads, self.shape.head_size)
-        attention.write_cache(key, value, *caches, pages)
-        self.computed, self.state = ends, plan.state
-        tokens = plan.tokens
+        attention.write_cache(batch.key, batch.value, *caches, pages)
+        self.state = plan.state
+        rows = [tensor[: plan.tokens] for tensor in (batch.query, batch.key, batch.value)]
         if plan.state is AttentionState.PREFILL_NO_CACHE:
-            out = self.kernels.over_batch(query[:tokens], key[:tokens], value[:tokens], plan)
-        else:
-            out = self.kernels.over_cache(query[:tokens], *caches, pages)
-        return list(out.split(list(new)))
+            return self.kernels.over_batch(*rows, plan)
+        return self.kernels.over_cache(rows[0], *caches, pages)
+
+    def check(self, new: Sequence[int], *, drafts: int = 0, padding: int = 0) -> None:
+        """Compute the next `new` tokens of each request, and compare."""
+        batch = self.batch(new, padding)
+        outputs = self.attend(batch, drafts).split(list(new))
+        before, self.computed = self.computed, batch.kv_lens[: len(new)]
+        # One rounding.
+        unit = torch.finfo(self.dtype).eps
+        for row, (out, first) in enumerate(zip(outputs, before, strict=True)):
+            expected = self.expected(row, first, self.computed[row])
+            torch.testing.assert_close(out.double(), expected, rtol=unit, atol=unit / 64)
 
     def expected(self, row: int, first: int, end: int) -> torch.Tensor:
         """The outputs of tokens `first` to `end` of a request, in float64, from whole rows."""
         group = self.shape.heads // self.shape.kv_heads
         query = self.queries[row][first:end].double()
         keys, values = (
-            rows[row][:end].double().repeat_interleave(group, 1) for rows in (self.keys, self.values)
+            rows[row][:end].double().repeat_interleave(group, 1)
+            for rows in (self.keys, self.values)
         )
         at, other = torch.arange(first, end)[:, None], torch.arange(end)
         hidden = other > at
@@ -121,13 +150,3 @@ class Served:
         scores = torch.einsum("qhd,khd->hqk", query, keys) * self.shape.scale
         weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
         return torch.einsum("hqk,khd->qhd", weights, values)
-
-    def check(self, new: Sequence[int], **options: int) -> None:
-        """Compute a step and compare it."""
-        before = list(self.computed)
-        outputs = self.step(new, **options)
-        for row, (out, first) in enumerate(zip(outputs, before, strict=True)):
-            expected = self.expected(row, first, self.computed[row])
-            # One rounding.
-            unit = torch.finfo(self.dtype).eps
-            torch.testing.assert_close(out.double(), expected, rtol=unit, atol=unit / 64)

@@ -12,8 +12,8 @@ import pytest
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 sys.path.insert(0, str(Path(__file__).parent))
 
-import torch  # noqa: E402  # after the variable above
-from npu_double import install  # noqa: E402  # found on the path set above
+import torch  # after the variable above
+from npu_double import install  # found on the path set above
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,9 +66,9 @@ def make_silu_and_mul_with_clamp() -> Call:
     ) -> torch.Tensor:
         if not x.numel():
             return _empty(x)
-        # The kernel takes no tensor of one dimension. Its own default pairs even with odd channels.
+        # Not with one dimension. By default the kernel pairs even with odd channels.
         gated: torch.Tensor = clipped(
-            x=torch.atleast_2d(x.contiguous()),
+            x=x.contiguous().view(-1, x.shape[-1]),
             dim=-1,
             alpha=alpha,
             limit=limit,

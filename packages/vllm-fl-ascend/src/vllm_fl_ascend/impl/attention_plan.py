@@ -23,9 +23,7 @@ class AttentionState(enum.Enum):
     SPEC_DECODE = "speculative decoding"
 
 
-def state_of(
-    query_lens: Sequence[int], kv_lens: Sequence[int], drafts: int = 0
-) -> AttentionState:
+def state_of(query_lens: Sequence[int], kv_lens: Sequence[int], drafts: int = 0) -> AttentionState:
     """The state of a batch.
 
     Only a batch without a single computed token may attend to its own keys alone: a batch that

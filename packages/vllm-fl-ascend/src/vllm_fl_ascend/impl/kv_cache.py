@@ -84,9 +84,7 @@ class Pages:
             starts = lengths.cumsum(0) - lengths
             positions = torch.arange(int(lengths.sum())) - starts[rows]
             device = self.block_table.device
-            rows, positions = (
-                tensor.to(device, non_blocking=True) for tensor in (rows, positions)
-            )
+            rows, positions = (tensor.to(device, non_blocking=True) for tensor in (rows, positions))
             blocks = self.block_table[rows, positions // block_size].long()
             self._gathered = blocks * block_size + positions % block_size
         return self._gathered

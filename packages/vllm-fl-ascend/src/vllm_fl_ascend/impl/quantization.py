@@ -29,7 +29,7 @@ def make_dynamic_per_token_quant_int8() -> Call:
                 x.new_empty((*x.shape[:-1], 1), dtype=torch.float32),
             )
         # The kernel takes no tensor of one dimension.
-        values, scales = dynamic_quant(input=torch.atleast_2d(x).contiguous())
+        values, scales = dynamic_quant(input=x.contiguous().view(-1, x.shape[-1]))
         values, scales = values.view(x.shape), scales.view(*x.shape[:-1], 1)
         # A row of zeros is 0 / 0 in the kernel, and its integers are not documented.
         values = values.masked_fill(scales == 0, 0)

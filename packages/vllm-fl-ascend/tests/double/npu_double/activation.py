@@ -1,5 +1,6 @@
 """Gated activations."""
 
+# ruff: noqa: A002  # arguments have the names of the schemas
 from __future__ import annotations
 
 import torch

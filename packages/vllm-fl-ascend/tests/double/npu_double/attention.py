@@ -153,9 +153,7 @@ def npu_paged_attention(
     require_dtype("context_lens", context_lens, (torch.int32,))
     require(context_lens.shape == (rows,), "one query token for each sequence")
     kv_lens = context_lens.tolist()
-    keys, values = (
-        _from_pages(cache, block_table, kv_lens) for cache in (key_cache, value_cache)
-    )
+    keys, values = (_from_pages(cache, block_table, kv_lens) for cache in (key_cache, value_cache))
     out.copy_(_attend(query, keys, values, [1] * rows, scale_value, None))
 
 
@@ -179,7 +177,7 @@ def _from_pages(
     pages = []
     for row, length in zip(block_table.tolist(), lengths, strict=True):
         needed = -(-length // tokens)
-        require(0 <= length and needed <= len(row), f"{length} tokens fit in {len(row)} blocks")
+        require(length >= 0 and needed <= len(row), f"{length} tokens fit in {len(row)} blocks")
         used = row[:needed]
         require(all(0 <= block < blocks for block in used), "blocks lie within the cache")
         pages.append(cache[used].flatten(0, 1)[:length])

@@ -59,7 +59,7 @@ def install(folder: Path) -> None:
     """Import torch_npu on stand-ins built in `folder`, and register the model for the CPU."""
     os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
     stubs.preload(stubs.build(wheel(), folder))
-    import torch_npu  # noqa: F401  # registers operators
+    import torch_npu  # registers operators
     import torch_npu.op_plugin.atb._atb_ops  # noqa: F401  # same
 
     for name, function in MODEL.items():

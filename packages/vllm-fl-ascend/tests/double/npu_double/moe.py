@@ -185,7 +185,7 @@ def npu_grouped_matmul(
     require(group_list_type == 0 or group_list.numel() != 1, "a list of counts has not one value")
     ends = group_list if group_list_type == 0 else group_list.cumsum(0)
     ends = ends.tolist()
-    require(ends == sorted(ends) and 0 <= ends[0], "sums do not fall")
+    require(ends == sorted(ends) and ends[0] >= 0, "sums do not fall")
     require(ends[-1] <= rows.shape[0], "the groups lie within the rows")
     out = poison(rows.shape[0], experts.shape[2], dtype=rows.dtype)
     start = 0

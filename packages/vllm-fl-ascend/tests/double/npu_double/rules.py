@@ -34,6 +34,4 @@ def require_dense(**tensors: torch.Tensor) -> None:
 
 def poison(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of what nobody may rely on: NaN, or integers far out of every range."""
-    return torch.full(
-        shape, float("nan") if dtype.is_floating_point else -(2**30), dtype=dtype
-    )
+    return torch.full(shape, float("nan") if dtype.is_floating_point else -(2**30), dtype=dtype)
