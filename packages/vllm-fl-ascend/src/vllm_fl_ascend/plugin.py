@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,15 @@ CONFIG = Path(__file__).parent / "config"
 OPERATORS = {
     "silu_and_mul": "activation",
     "gelu_and_mul": "activation",
+    "silu_and_mul_with_clamp": "activation",
     "rms_norm": "normalization",
     "fused_add_rms_norm": "normalization",
     "rotary_embedding": "rotary",
+    "topk_softmax": "routing",
+    "grouped_topk": "routing",
+    "moe_sum": "experts",
+    "fused_experts": "experts",
+    "dynamic_per_token_quant_int8": "quantization",
 }
 
 DEVICE = DeviceSpec(
@@ -48,23 +55,22 @@ def _function(op_name: str, prefix: str) -> Any:
     return getattr(module, f"{prefix}_{op_name}")
 
 
-def _loader(op_name: str) -> Any:
-    def load() -> Call:
-        import_library()
-        function: Call = _function(op_name, "make")()
-        return function
+def load(op_name: str) -> Call:
+    """The implementation of an operator.
 
-    return load
+    Raises:
+        ImportError: torch_npu cannot be imported.
+        ContractError: its operators are not what the adapters call.
+    """
+    import_library()
+    function: Call = _function(op_name, "make")()
+    return function
 
 
-def _supports(op_name: str) -> Any:
-    """The module's own predicate, imported when first asked: it needs torch."""
-
-    def supports(query: Query) -> Verdict:
-        verdict: Verdict = _function(op_name, "supports")(query)
-        return verdict
-
-    return supports
+def supports(op_name: str, query: Query) -> Verdict:
+    """Is the query within the limits of the kernels? Imports torch, not torch_npu."""
+    verdict: Verdict = _function(op_name, "supports")(query)
+    return verdict
 
 
 @hookimpl
@@ -76,10 +82,10 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             "vendor.ascend",
             BackendImplKind.VENDOR,
             vendor="ascend",
-            load=_loader(op_name),
+            load=partial(load, op_name),
             installed=library_installed,
             available=device_present,
-            supports=_supports(op_name),
+            supports=partial(supports, op_name),
             empty_ok=True,
         )
         for op_name in OPERATORS

@@ -50,7 +50,7 @@ def test_every_state(layer: str, contract: str) -> None:
     with install.recording() as calls:
         served.check([1, 1, 1])
     assert served.state is AttentionState.DECODE
-    assert calls[-1][0] == decoder
+    assert calls[-1].name == decoder
     served.check([1, 2, 2], drafts=2)
     assert served.state is AttentionState.SPEC_DECODE
 

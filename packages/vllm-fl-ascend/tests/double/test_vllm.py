@@ -9,9 +9,7 @@ import pytest
 import torch
 from batches import CONTRACTS, Batch, Served, empty_cache
 
-pytest.importorskip(
-    "vllm", reason="vLLM is not installed: nox -s ascend"
-)
+pytest.importorskip("vllm", reason="vLLM is not installed: nox -s ascend")
 
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import (

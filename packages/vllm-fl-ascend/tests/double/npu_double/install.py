@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,17 @@ MODEL: dict[str, Callable[..., Any]] = {
 }
 
 _libraries: dict[str, torch.library.Library] = {}
-_recorders: list[list[tuple[str, tuple[Any, ...], dict[str, Any]]]] = []
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call as the dispatcher passed it on: the operator, and its arguments by name."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+_recorders: list[list[Recorded]] = []
 
 
 def why_not() -> str | None:
@@ -57,21 +68,30 @@ def wheel() -> Path:
 
 def install(folder: Path) -> None:
     """Import torch_npu on stand-ins built in `folder`, and register the model for the CPU."""
-    os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
     stubs.preload(stubs.build(wheel(), folder))
-    import torch_npu  # registers operators
-    import torch_npu.op_plugin.atb._atb_ops  # noqa: F401  # same
-
-    for name, function in MODEL.items():
+    import_operators()
+    for name in MODEL:
         namespace, _, op = name.partition("::")
         library = _libraries.setdefault(namespace, torch.library.Library(namespace, "IMPL"))
-        library.impl(op, _recorded(name, function), "CPU")
+        library.impl(op, _recorded(name), "CPU")
+
+
+def import_operators() -> None:
+    """Import torch_npu, on stand-ins that are loaded already."""
+    for name in ("torch_npu", "torch_npu.op_plugin.atb._atb_ops"):
+        importlib.import_module(name)
+
+
+def overload(name: str) -> Any:
+    """The operator of torch for a name of `MODEL`."""
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), op).default
 
 
 @contextmanager
-def recording() -> Iterator[list[tuple[str, tuple[Any, ...], dict[str, Any]]]]:
-    """Collects (operator, arguments, options) of the calls made inside."""
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+def recording() -> Iterator[list[Recorded]]:
+    """Collects the calls made inside."""
+    calls: list[Recorded] = []
     _recorders.append(calls)
     try:
         yield calls
@@ -79,10 +99,12 @@ def recording() -> Iterator[list[tuple[str, tuple[Any, ...], dict[str, Any]]]]:
         _recorders.remove(calls)
 
 
-def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded(name: str) -> Callable[..., Any]:
+    names = [argument.name for argument in overload(name)._schema.arguments]
+
     def called(*args: Any, **options: Any) -> Any:
         for calls in _recorders:
-            calls.append((name, args, options))
-        return function(*args, **options)
+            calls.append(Recorded(name, {**dict(zip(names, args, strict=False)), **options}))
+        return MODEL[name](*args, **options)
 
     return called

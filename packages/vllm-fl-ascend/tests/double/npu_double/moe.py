@@ -115,7 +115,8 @@ def npu_moe_init_routing_v2(
     tokens = counts.cumsum(0) if expert_tokens_num_type == 0 else counts
     if not expert_tokens_num_flag:
         tokens = poison(end - first, dtype=torch.int64)
-    return expanded, rows, tokens, poison(x.shape[0], dtype=torch.float32)
+    # The shape of the wheel: the documentation has one scale for each row of x.
+    return expanded, rows, tokens, poison(total, dtype=torch.float32)
 
 
 def npu_moe_finalize_routing(
@@ -197,4 +198,4 @@ def npu_grouped_matmul(
 
 def _best(scores: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest, the first of equals first."""
-    return scores.argsort(-1, descending=True, stable=True)[:, :k]
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :k]
