@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from vllm.platforms import current_platform
 
 from vllm_fl_cuda import schema
-from vllm_fl_cuda.impl import activation, normalization, rotary
-from vllm_fl_dispatch import ContractError, OpSpec
-from vllm_fl_dispatch.contracts import check_contract
-from vllm_fl_dispatch.ops import SPECS
-from vllm_fl_dispatch.testing.compare import run_case
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl
-
-MAKERS: dict[str, Callable[[], Any]] = {
-    "silu_and_mul": activation.make_silu_and_mul,
-    "gelu_and_mul": activation.make_gelu_and_mul,
-    "rms_norm": normalization.make_rms_norm,
-    "fused_add_rms_norm": normalization.make_fused_add_rms_norm,
-    "rotary_embedding": rotary.make_rotary_embedding,
-}
-SUPPORTS = {"normalization": normalization.supports, "rotary": rotary.supports}
-SPEC: dict[str, OpSpec] = {spec.name: spec for spec in SPECS}
+from vllm_fl_cuda.impl import normalization
+from vllm_fl_cuda.plugin import OPERATORS, vllm_fl_register_ops
+from vllm_fl_dispatch import ContractError, OpManager, SelectionPolicy
+from vllm_fl_dispatch.ops.cases import Case
+from vllm_fl_dispatch.registry import Registrar
+from vllm_fl_dispatch.testing import Subject, subjects
+from vllm_fl_dispatch.testing.assertions import check, parameters
+from vllm_fl_dispatch.types import Origin
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
+def loaded_subjects() -> list[Subject]:
+    """The backend's own implementations, told that they can run here."""
     current_platform.import_kernels()
+    planned = OpManager(SelectionPolicy(), sources=())
+    planned.ensure_built()
+    vllm_fl_register_ops(Registrar(planned.registry, Origin("vllm-fl-cuda")))
+    manager = OpManager(SelectionPolicy(), sources=())
+    manager.ensure_built()
+    for op in planned.registry.op_names():
+        for impl in planned.registry.impls(op):
+            manager.registry.register_impl(replace(impl, available=None, installed=None))
+    return subjects(manager, impl_id="vendor.cuda")[0]
 
 
-def cases() -> list[Any]:
-    """Every case that the adapters take: no options, and widths that the CPU kernels take."""
-    return [
-        pytest.param(op, case, id=f"{op}-{case.name}")
-        for op in MAKERS
-        for case in SPEC[op].cases()
-        if not case.options
-        # The CPU kernels work on whole vectors; the CUDA ones do not.
-        and "odd-width" not in case.name
-        and not ("float32-weight" in case.name and not case.name.startswith("float32-"))
-    ]
+SUBJECTS = loaded_subjects()
+# The CPU kernels work on whole vectors, which the CUDA ones do not need.
+PARAMETERS = [each for each in parameters(SUBJECTS) if "odd" not in str(each.id)]
 
 
-@pytest.mark.parametrize(("op", "case"), cases())
-def test_every_case_is_within_tolerance(op: str, case: Any) -> None:
-    error, _, _ = run_case(SPEC[op], MAKERS[op](), case)
-    assert error <= SPEC[op].max_ulp[case.name.split("-")[0]]
+def test_every_operator_of_the_table_is_loaded() -> None:
+    assert {subject.spec.name for subject in SUBJECTS} == set(OPERATORS)
 
 
-@pytest.mark.parametrize("op", MAKERS)
-def test_an_adapter_fits_its_contract(op: str) -> None:
-    fn = MAKERS[op]()
-    check_contract(SPEC[op], OpImpl(op, "vendor.cuda", BackendImplKind.VENDOR, fn, "cuda"), fn)
+@pytest.mark.parametrize(("subject", "case"), PARAMETERS)
+def test_case(subject: Subject, case: Case) -> None:
+    check(subject, case)
 
 
 def test_a_weight_of_another_dtype_is_declined() -> None:
-    spec = SPEC["rms_norm"]
+    spec = next(subject.spec for subject in SUBJECTS if subject.spec.name == "rms_norm")
     x = torch.ones(2, 64, dtype=torch.bfloat16)
     assert normalization.supports(spec.query(x, x[0], 1e-6))
     verdict = normalization.supports(spec.query(x, x[0].float(), 1e-6))

@@ -1,54 +1,64 @@
-"""Every case of every contract, against the float64 oracle."""
+"""Every case of every contract, and what holds for all calls."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+import torch
 
-from vllm_fl_dispatch import OpManager, OpSpec, SelectionPolicy
+from vllm_fl_dispatch import OpManager, SelectionPolicy
 from vllm_fl_dispatch.ops import SPECS
+from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.registry import Registrar
-from vllm_fl_dispatch.testing.compare import run_case
+from vllm_fl_dispatch.testing import Subject, subjects
+from vllm_fl_dispatch.testing.assertions import check, parameters
+from vllm_fl_dispatch.testing.structure import CHECKS
 from vllm_fl_dispatch.types import Origin
 from vllm_fl_reference.plugin import OPERATORS, vllm_fl_register_ops
 
-SPEC: dict[str, OpSpec] = {spec.name: spec for spec in SPECS}
 
-
-@pytest.fixture(scope="module")
-def manager() -> OpManager:
+def make_manager() -> OpManager:
     made = OpManager(SelectionPolicy(), sources=())
     made.ensure_built()
     vllm_fl_register_ops(Registrar(made.registry, Origin("vllm-fl-reference")))
     return made
 
 
-def test_every_operator_of_the_core_is_served(manager: OpManager) -> None:
-    assert set(OPERATORS) == set(SPEC)
-    for name in SPEC:
-        selected = manager.resolve(name).selected
-        assert selected is not None
-        assert selected.impl_id == "reference.torch"
+MANAGER = make_manager()
+SUBJECTS, ABSENT = subjects(MANAGER, impl_id="reference.torch")
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(name, case, id=f"{name}-{case.name}")
-        for name, spec in SPEC.items()
-        for case in (spec.cases or tuple)()
-    ]
+def test_every_operator_of_the_core_is_served() -> None:
+    assert set(OPERATORS) == {spec.name for spec in SPECS} == {s.spec.name for s in SUBJECTS}
+    assert ABSENT == []
 
 
-@pytest.mark.parametrize(("name", "case"), cases())
-def test_within_tolerance_of_the_oracle(manager: OpManager, name: str, case: Any) -> None:
-    error, _, _ = run_case(SPEC[name], manager.slot(name).call, case)
-    assert error <= SPEC[name].max_ulp[case.name.split("-")[0]]
+@pytest.mark.parametrize(("subject", "case"), parameters(SUBJECTS))
+def test_case(subject: Subject, case: Case) -> None:
+    check(subject, case)
 
 
-def test_an_approximation_that_does_not_exist_is_the_callers_error(manager: OpManager) -> None:
-    import torch
+@pytest.mark.parametrize("structural", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_structure(subject: Subject, structural: Callable[[Subject], None]) -> None:
+    structural(subject)
 
-    with pytest.raises(ValueError, match="approximate='fast' is not accepted"):
-        manager.get_op("gelu_and_mul")(torch.ones(1, 4), "fast")
-    assert manager.failures.all() == ()
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        ("gelu_and_mul", (torch.ones(1, 4), "fast"), "approximate='fast' is not accepted"),
+        (
+            "grouped_topk",
+            (torch.ones(1, 4), 1, True, 2, 1, "tanh"),
+            "scoring_func='tanh' is not accepted; accepted: softmax, sigmoid",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_the_callers_error(
+    op: str, arguments: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        MANAGER.get_op(op)(*arguments)
+    assert MANAGER.failures.all() == ()

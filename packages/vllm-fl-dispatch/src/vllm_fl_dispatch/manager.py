@@ -24,7 +24,7 @@ from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
 
 logger = get_logger(__name__)
 
@@ -194,6 +194,10 @@ class OpManager:
         if resolution.note:
             logger.warning_once(resolution.note)
         return resolution
+
+    def ask(self, question: str, impl: OpImpl) -> Verdict:
+        """`installed` or `available` of an implementation."""
+        return self._implementations.ask(question, impl)
 
     def load(self, spec: OpSpec, impl: OpImpl) -> Call | None:
         """The function of an implementation; None if it cannot be loaded. See `Implementations`."""

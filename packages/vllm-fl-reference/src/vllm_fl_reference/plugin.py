@@ -13,10 +13,19 @@ vllm_fl_api = 1
 OPERATORS = {
     "silu_and_mul": "activation",
     "gelu_and_mul": "activation",
+    "silu_and_mul_with_clamp": "activation",
     "rms_norm": "normalization",
     "fused_add_rms_norm": "normalization",
     "rotary_embedding": "rotary",
+    "topk_softmax": "routing",
+    "grouped_topk": "routing",
+    "moe_align_block_size": "experts",
+    "moe_sum": "experts",
+    "fused_experts": "experts",
+    "dynamic_per_token_quant_int8": "quantization",
 }
+#: Which experts have tokens decides what runs: nothing that a compiler could trace.
+NOT_TRACEABLE = ("fused_experts",)
 
 
 def torch_installed() -> Verdict:
@@ -44,7 +53,7 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             load=_loader(module, op_name),
             installed=torch_installed,
             empty_ok=True,
-            traceable=True,
+            traceable=op_name not in NOT_TRACEABLE,
             batch_invariant=True,
         )
         for op_name, module in OPERATORS.items()

@@ -1,8 +1,25 @@
-"""The written contracts of the operators, one module per family."""
+"""The written contracts of the operators, one module per family.
+
+Oracles and conformance cases of a family are in its ``<family>_cases`` module.
+"""
 
 from __future__ import annotations
 
-from vllm_fl_dispatch.ops import activation, normalization, rotary
+from vllm_fl_dispatch.ops import (
+    activation,
+    experts,
+    normalization,
+    quantization,
+    rotary,
+    routing,
+)
 from vllm_fl_dispatch.types import OpSpec
 
-SPECS: tuple[OpSpec, ...] = (*activation.SPECS, *normalization.SPECS, *rotary.SPECS)
+SPECS: tuple[OpSpec, ...] = (
+    *activation.SPECS,
+    *normalization.SPECS,
+    *rotary.SPECS,
+    *routing.SPECS,
+    *experts.SPECS,
+    *quantization.SPECS,
+)

@@ -5,11 +5,10 @@ Source of the semantics: vllm/model_executor/layers/activation.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.ops import activation_cases as cases
+from vllm_fl_dispatch.ops.cases import rows
 from vllm_fl_dispatch.types import OpSpec, Query
 
 if TYPE_CHECKING:
@@ -40,7 +39,26 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:  #
     """
 
 
-def _half_width(x: torch.Tensor, *_: Any) -> torch.Tensor:
+def silu_and_mul_with_clamp(  # type: ignore[empty-body]  # a contract
+    x: torch.Tensor, limit: float, *, alpha: float = 1.0, beta: float = 0.0
+) -> torch.Tensor:
+    """``g * sigmoid(alpha * g) * (u + beta)`` of clamped halves of x.
+
+    ``g = min(x[..., :d], limit)``, ``u = clamp(x[..., d:], -limit, limit)``.
+
+    Args:
+        x: [..., 2d], float32, float16 or bfloat16; any strides; not changed.
+        limit: bound of both halves, positive.
+        alpha: factor inside the sigmoid; SwiGLU-OAI models have 1.702.
+        beta: added to the second half; SwiGLU-OAI models have 1.0.
+
+    Returns:
+        A new contiguous tensor [..., d] of x's dtype. vLLM rounds to x's dtype after each step;
+        one rounding of the exact result is accepted as well.
+    """
+
+
+def _half_width(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
@@ -52,63 +70,32 @@ def _gelu_facts(x: torch.Tensor, approximate: str = "none") -> tuple[Any, ...]:
     return (x.dtype, x.device, x.shape[-1], approximate)
 
 
+def _clamp_facts(
+    x: torch.Tensor, limit: float, *, alpha: float = 1.0, beta: float = 0.0
+) -> tuple[Any, ...]:
+    return (x.dtype, x.device, x.shape[-1], limit, alpha, beta)
+
+
 def _example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    x = rows(query, query.last_dim or 128)
-    return ((x, query.get("approximate", "none")) if query.op_name == "gelu_and_mul" else (x,)), {}
+    return (rows(query, query.last_dim or 128),), {}
 
 
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    d = x.shape[-1] // 2
-    wide = x.double()
-    return wide[..., :d], wide[..., d:]
+def _gelu_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (x,), options = _example(query)
+    return (x, query.get("approximate") or "none"), options
 
 
-def _silu_oracle(x: torch.Tensor) -> torch.Tensor:
-    gate, up = _halves(x)
-    activated: torch.Tensor = gate * gate.sigmoid() * up
-    return activated
+def _clamp_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (x,), options = _example(query)
+    limit, alpha, beta = (query.get(name) for name in ("limit", "alpha", "beta"))
+    if alpha not in (None, 1.0):
+        options["alpha"] = alpha
+    if beta not in (None, 0.0):
+        options["beta"] = beta
+    return (x, 7.0 if limit is None else limit), options
 
 
-def _gelu_oracle(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    import torch
-
-    gate, up = _halves(x)
-    return torch.nn.functional.gelu(gate, approximate=approximate) * up
-
-
-def _inputs(dtype: str) -> Iterable[tuple[str, Any]]:
-    """(name, function that makes x) for one dtype."""
-    yield f"{dtype}-one-row", lambda m: m.normal(1, 2 * 512, dtype=dtype, scale=3.0)
-    yield f"{dtype}-odd-width", lambda m: m.normal(7, 2 * 513, dtype=dtype, scale=3.0)
-    yield f"{dtype}-3d", lambda m: m.normal(2, 3, 2 * 64, dtype=dtype)
-    yield f"{dtype}-strided", lambda m: m.normal(5, 4 * 96, dtype=dtype)[:, : 2 * 96]
-    yield f"{dtype}-zero-rows", lambda m: m.normal(0, 2 * 32, dtype=dtype)
-
-
-def _tail(m: Maker, dtype: str) -> torch.Tensor:
-    """Gates far below zero: a careless silu flushes them to 0."""
-    gate = m.of((-16.0 + 12.0 * i / 255 for i in range(256)), dtype)
-    row: torch.Tensor = m.torch.cat([gate, m.of([1.0] * 256, dtype)])
-    return row.unsqueeze(0)
-
-
-def _silu_cases() -> Iterable[Case]:
-    for dtype in DTYPES:
-        for name, make in _inputs(dtype):
-            yield Case(name, _arguments(make))
-        yield Case(f"{dtype}-tail", _arguments(partial(_tail, dtype=dtype)))
-
-
-def _gelu_cases() -> Iterable[Case]:
-    for approximate in ("none", "tanh"):
-        for dtype in DTYPES:
-            for name, make in _inputs(dtype):
-                yield Case(f"{name}-{approximate}", _arguments(make, approximate))
-
-
-def _arguments(make_x: Any, *rest: Any) -> Any:
-    return lambda m: (make_x(m), *rest)
-
+FACT_NAMES = ("dtype", "device", "last_dim")
 
 SPECS = (
     OpSpec(
@@ -117,11 +104,11 @@ SPECS = (
         schema="(Tensor x) -> Tensor",
         fake=_half_width,
         facts=_facts,
-        fact_names=("dtype", "device", "last_dim"),
+        fact_names=FACT_NAMES,
         example=_example,
         data=("x",),
-        oracle=_silu_oracle,
-        cases=_silu_cases,
+        oracle=cases.silu_oracle,
+        cases=cases.silu_cases,
     ),
     OpSpec(
         "gelu_and_mul",
@@ -129,13 +116,28 @@ SPECS = (
         schema='(Tensor x, str approximate="none") -> Tensor',
         fake=_half_width,
         facts=_gelu_facts,
-        fact_names=("dtype", "device", "last_dim", "approximate"),
-        example=_example,
+        fact_names=(*FACT_NAMES, "approximate"),
+        example=_gelu_example,
         data=("x",),
-        oracle=_gelu_oracle,
-        cases=_gelu_cases,
+        oracle=cases.gelu_oracle,
+        cases=cases.gelu_cases,
         # 1 + erf cancels for large negative gates, in every implementation.
-        max_ulp={"float32": 12.0, "float16": 1.5, "bfloat16": 1.5},
+        max_ulp={"float32": 12.0, "float16": 1.75, "bfloat16": 1.75},
+        ulp_floor=1.0,
+    ),
+    OpSpec(
+        "silu_and_mul_with_clamp",
+        silu_and_mul_with_clamp,
+        schema="(Tensor x, float limit, *, float alpha=1.0, float beta=0.0) -> Tensor",
+        fake=_half_width,
+        facts=_clamp_facts,
+        fact_names=(*FACT_NAMES, "limit", "alpha", "beta"),
+        example=_clamp_example,
+        data=("x",),
+        oracle=cases.clamp_oracle,
+        cases=cases.clamp_cases,
+        # vLLM's native layer rounds four times, and `u + beta` cancels.
+        max_ulp={"float32": 6.0, "float16": 4.0, "bfloat16": 4.0},
         ulp_floor=1.0,
     ),
 )

@@ -1,4 +1,8 @@
-"""How conformance cases are written: a name, and a function that makes the arguments."""
+"""How conformance cases are written: a name, and a function that makes the arguments.
+
+The cases of a family stand beside its contracts, in ``<family>_cases.py``, with the float64
+oracles.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 
 #: The dtypes that every floating-point contract covers, by name.
 DTYPES = ("float32", "float16", "bfloat16")
+HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,16 @@ class Case:
     Attributes:
         name: readable and unique within the operator: ``bfloat16-3d``.
         make: (Maker) -> positional arguments.
-        options: keyword-only options of the contract.
+        options: (Maker) -> keyword-only options of the contract.
+        dtype: the dtype of the data, by name; tolerances are looked up under it.
+        heavy: reserves gigabytes of address space; most of it is never touched.
     """
 
     name: str
     make: Callable[[Maker], tuple[Any, ...]]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Callable[[Maker], dict[str, Any]] = field(default=lambda m: {})
+    dtype: str = "float32"
+    heavy: bool = False
 
 
 def rows(query: Query, width: int, *, count: int = 2) -> torch.Tensor:
@@ -39,25 +48,50 @@ def rows(query: Query, width: int, *, count: int = 2) -> torch.Tensor:
 
 
 class Maker:
-    """Makes reproducible tensors on one device."""
+    """Makes reproducible tensors on one device; another seed makes other numbers."""
 
     def __init__(self, device: str = "cpu", seed: int = 0) -> None:
         import torch
 
         self.torch = torch
         self.device = device
+        self.seed = seed
         # Drawn on the CPU: the same numbers on every device.
         self._generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, dtype: str = "float32", scale: float = 1.0) -> torch.Tensor:
         """Normal numbers times `scale`, of the given shape and dtype."""
         values = self.torch.randn(*shape, generator=self._generator) * scale
-        return values.to(getattr(self.torch, dtype)).to(self.device)
+        return self.to(values, dtype)
 
     def of(self, values: Iterable[float], dtype: str = "float32") -> torch.Tensor:
         """A 1-D tensor of given values."""
-        return self.torch.tensor(list(values), dtype=getattr(self.torch, dtype)).to(self.device)
+        return self.to(self.torch.tensor(list(values), dtype=self.torch.float64), dtype)
 
-    def positions(self, *values: int) -> torch.Tensor:
-        """A 1-D int64 tensor."""
-        return self.torch.tensor(values, dtype=self.torch.int64, device=self.device)
+    def integers(self, *values: int, dtype: str = "int64") -> torch.Tensor:
+        """A 1-D tensor of integers."""
+        kind = getattr(self.torch, dtype)
+        return self.torch.tensor(values, dtype=kind, device=self.device)
+
+    def separated(self, count: int, width: int, low: float, high: float) -> torch.Tensor:
+        """[count, width] float32: each row has `width` evenly spaced numbers in random order.
+
+        Choices among them do not depend on rounding.
+        """
+        ladder = self.torch.linspace(low, high, width)
+        order = [self.torch.randperm(width, generator=self._generator) for _ in range(count)]
+        values = [ladder[each] for each in order] or [ladder[:0].reshape(0, width)]
+        return self.torch.stack(values).reshape(count, width).to(self.device)
+
+    def far_rows(self, width: int, *, dtype: str) -> torch.Tensor:
+        """[3, width] normal numbers, of which the last row begins beyond 2**31 elements."""
+        stride = 2**30 + 64
+        wide = self.torch.empty(
+            2 * stride + width, dtype=getattr(self.torch, dtype), device=self.device
+        )
+        view = wide.as_strided((3, width), (stride, 1))
+        return view.copy_(self.normal(3, width, dtype=dtype))
+
+    def to(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+        """The same numbers in another dtype, on this device."""
+        return tensor.to(getattr(self.torch, dtype)).to(self.device)

@@ -5,10 +5,10 @@ Source of the semantics: vllm/model_executor/layers/layernorm.py and vllm/ir/ops
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.ops import normalization_cases as cases
+from vllm_fl_dispatch.ops.cases import rows
 from vllm_fl_dispatch.types import OpSpec, Query
 
 if TYPE_CHECKING:
@@ -125,79 +125,6 @@ def _fold_offset(*args: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str,
     return (*before, shifted, epsilon), options
 
 
-def _oracle(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    epsilon: float,
-    *,
-    variance_size: int | None = None,
-    weight_offset: float = 0.0,
-) -> torch.Tensor:
-    wide = x.double()
-    variance = wide[..., :variance_size].square().mean(-1, keepdim=True)
-    normed = wide / (variance + epsilon).sqrt()
-    return normed if weight is None else normed * (weight.double() + weight_offset)
-
-
-def _add_oracle(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    epsilon: float,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    total = x.double() + residual.double()
-    return _oracle(total, weight, epsilon, **options), total
-
-
-def _inputs(dtype: str) -> Iterable[tuple[str, int, Any]]:
-    """(name, width, function that makes x) for one dtype."""
-    yield f"{dtype}-one-row", 128, lambda m: m.normal(1, 128, dtype=dtype)
-    yield f"{dtype}-odd-width", 515, lambda m: m.normal(7, 515, dtype=dtype)
-    yield f"{dtype}-3d", 64, lambda m: m.normal(2, 3, 64, dtype=dtype)
-    yield f"{dtype}-row-stride", 96, lambda m: m.normal(5, 160, dtype=dtype)[:, :96]
-    yield f"{dtype}-transposed", 64, lambda m: m.normal(64, 32, dtype=dtype).T
-    yield f"{dtype}-zero-rows", 64, lambda m: m.normal(0, 64, dtype=dtype)
-    yield f"{dtype}-tiny", 64, lambda m: m.normal(4, 64, dtype=dtype, scale=1e-4)
-
-
-def _weights(dtype: str, width: int) -> Iterable[tuple[str, Any, dict[str, Any]]]:
-    """(name, function that makes the weight, options)."""
-
-    def of(weight_dtype: str, scale: float = 1.0) -> Any:
-        return lambda m: m.normal(width, dtype=weight_dtype, scale=scale)
-
-    yield "weight", of(dtype), {}
-    yield "no-weight", lambda m: None, {}
-    yield "float32-weight", of("float32"), {}
-    yield "gemma", of(dtype, 0.1), {"weight_offset": 1.0}
-    yield "partial-variance", of(dtype), {"variance_size": width // 2}
-
-
-def _norm_cases() -> Iterable[Case]:
-    yield from _all_cases(lambda m, x, weight: (x, weight, 1e-6))
-
-
-def _add_cases() -> Iterable[Case]:
-    def make(m: Maker, x: torch.Tensor, weight: torch.Tensor | None) -> tuple[Any, ...]:
-        residual = m.normal(*x.shape, scale=4.0).to(x.dtype)
-        return (x, residual, weight, 1e-6)
-
-    yield from _all_cases(make)
-
-
-def _all_cases(arguments: Any) -> Iterable[Case]:
-    for dtype in DTYPES:
-        for name, width, make_x in _inputs(dtype):
-            for weight_name, make_weight, options in _weights(dtype, width):
-                make = _arguments(arguments, make_x, make_weight)
-                yield Case(f"{name}-{weight_name}", make, options)
-
-
-def _arguments(arguments: Any, make_x: Any, make_weight: Any) -> Any:
-    return lambda m: arguments(m, make_x(m), make_weight(m))
-
-
 _OPTIONS = "*, int? variance_size=None, float weight_offset=0.0"
 
 SPECS = (
@@ -211,8 +138,8 @@ SPECS = (
         example=_example,
         data=("x",),
         lower={"weight_offset": _fold_offset},
-        oracle=_oracle,
-        cases=_norm_cases,
+        oracle=cases.norm_oracle,
+        cases=cases.norm_cases,
     ),
     OpSpec(
         "fused_add_rms_norm",
@@ -232,7 +159,7 @@ SPECS = (
         donates=("x", "residual"),
         group="rms_norm",
         lower={"weight_offset": _fold_offset},
-        oracle=_add_oracle,
-        cases=_add_cases,
+        oracle=cases.add_oracle,
+        cases=cases.add_cases,
     ),
 )

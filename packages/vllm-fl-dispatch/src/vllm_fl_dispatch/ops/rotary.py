@@ -5,10 +5,10 @@ Source of the semantics: vllm/model_executor/layers/rotary_embedding/base.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.ops import rotary_cases as cases
+from vllm_fl_dispatch.ops.cases import rows
 from vllm_fl_dispatch.types import OpSpec, Query
 
 if TYPE_CHECKING:
@@ -102,109 +102,6 @@ def _example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (positions, q, key, size, cache, neox), options
 
 
-def _oracle(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor | None,
-    head_size: int,
-    cos_sin_cache: torch.Tensor,
-    is_neox_style: bool,
-    *,
-    rope_dim_offset: int = 0,
-    inverse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    rows = cos_sin_cache.to(query.dtype).double()[positions.flatten()]
-    half = rows.shape[-1] // 2
-    cos, sin = rows[:, None, :half], rows[:, None, half:]
-    if inverse:
-        sin = -sin
-
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        count = x.shape[1:].numel() // head_size
-        heads = x.double().reshape(rows.shape[0], count, head_size).clone()
-        part = heads[..., rope_dim_offset : rope_dim_offset + 2 * half]
-        if is_neox_style:
-            first, second = part[..., :half], part[..., half:]
-        else:
-            first, second = part[..., 0::2], part[..., 1::2]
-        a, b = first * cos - second * sin, second * cos + first * sin
-        first.copy_(a)
-        second.copy_(b)
-        return heads.reshape(x.shape)
-
-    return rotate(query), None if key is None else rotate(key)
-
-
-def _cache(m: Maker, rotary_dim: int, dtype: str, base: float = 10000.0) -> torch.Tensor:
-    import torch
-
-    powers = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-    angles = torch.arange(4096, dtype=torch.float64)[:, None] / base**powers
-    cache = torch.cat([angles.cos(), angles.sin()], -1)
-    made: torch.Tensor = cache.to(getattr(torch, dtype)).to(m.device)
-    return made
-
-
-#: (name, query heads, key heads (None: no key), head size, rotary dim, neox, 3-D?)
-_SHAPES = (
-    ("neox", 4, 2, 64, 64, True, False),
-    ("gptj", 4, 2, 64, 64, False, False),
-    ("neox-partial", 4, 2, 80, 32, True, False),
-    ("gptj-partial", 4, 2, 64, 32, False, False),
-    ("neox-3d", 4, 1, 128, 128, True, True),
-    ("no-key", 4, None, 64, 64, True, False),
-)
-
-
-def _cases() -> Iterable[Case]:
-    for dtype in DTYPES:
-        for name, heads, kv_heads, size, rotary, neox, three_d in _SHAPES:
-            for tokens, positions in (("tokens", (0, 1, 7, 1000, 4095)), ("zero", ())):
-                yield Case(
-                    f"{dtype}-{name}-{tokens}",
-                    _maker(dtype, positions, heads, kv_heads, size, rotary, neox, three_d),
-                )
-        yield Case(f"{dtype}-strided", _strided(dtype))
-        yield Case(
-            f"{dtype}-offset-inverse",
-            _maker(dtype, (0, 3, 4000), 2, 2, 96, 32, True, False),
-            {"rope_dim_offset": 64, "inverse": True},
-        )
-
-
-def _maker(
-    dtype: str,
-    positions: tuple[int, ...],
-    heads: int,
-    kv_heads: int | None,
-    size: int,
-    rotary: int,
-    neox: bool,
-    three_d: bool,
-) -> Any:
-    def make(m: Maker) -> tuple[Any, ...]:
-        def tensor(count: int) -> torch.Tensor:
-            shape = (len(positions), count, size) if three_d else (len(positions), count * size)
-            return m.normal(*shape, dtype=dtype)
-
-        query = tensor(heads)
-        key = None if kv_heads is None else tensor(kv_heads)
-        return (m.positions(*positions), query, key, size, _cache(m, rotary, dtype), neox)
-
-    return make
-
-
-def _strided(dtype: str) -> Any:
-    """Query and key as a model has them: two slices of one projection."""
-
-    def make(m: Maker) -> tuple[Any, ...]:
-        qkv = m.normal(6, (4 + 2 + 2) * 64, dtype=dtype)
-        query, key = qkv[:, : 4 * 64], qkv[:, 4 * 64 : 6 * 64]
-        return (m.positions(5, 4, 3, 2, 1, 0), query, key, 64, _cache(m, 64, dtype), True)
-
-    return make
-
-
 SPECS = (
     OpSpec(
         "rotary_embedding",
@@ -231,8 +128,8 @@ SPECS = (
         donates=("query", "key"),
         pack=_pack,
         unpack=_unpack,
-        oracle=_oracle,
-        cases=_cases,
+        oracle=cases.rotary_oracle,
+        cases=cases.rotary_cases,
         # vLLM's native layers compute in the query's dtype: three roundings.
         max_ulp={"float32": 3.0, "float16": 3.0, "bfloat16": 3.0},
         ulp_floor=1.0,

@@ -30,7 +30,7 @@ def fused_add_rms_norm(
     """See the contract of `fused_add_rms_norm`; overwrites nothing."""
     total = x.float() + residual.float()
     normed = _normalize(total, x.dtype, weight, epsilon, variance_size, weight_offset)
-    return normed, total.to(x.dtype)
+    return normed, total.to(x.dtype).contiguous()
 
 
 def _normalize(
@@ -49,4 +49,4 @@ def _normalize(
         if weight_offset:
             weight = weight.float() + weight_offset
         x = x.to(weight.dtype) * weight
-    return x.to(dtype)
+    return x.to(dtype).contiguous()

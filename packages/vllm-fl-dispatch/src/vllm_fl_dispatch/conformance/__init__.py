@@ -1,0 +1,4 @@
+"""Conformance tests for one implementation of the operators.
+
+usage: pytest --pyargs vllm_fl_dispatch.conformance --impl vendor.acme --device cuda
+"""

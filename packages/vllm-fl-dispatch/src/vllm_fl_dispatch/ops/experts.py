@@ -1,0 +1,293 @@
+"""Mixture-of-experts layers: sorting tokens by expert, the experts, and the sum over experts.
+
+Source of the semantics: vllm/model_executor/layers/fused_moe/moe_align_block_size.py,
+fused_moe.py and csrc/moe of vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_fl_dispatch.ops import experts_cases as cases
+from vllm_fl_dispatch.types import OpSpec, Query
+
+if TYPE_CHECKING:
+    import torch
+
+
+def moe_align_block_size(  # type: ignore[empty-body]  # a contract
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    *,
+    expert_map: torch.Tensor | None = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sort the routed rows by expert and pad each expert's share to whole blocks.
+
+    Args:
+        topk_ids: [tokens, topk], int32 or int64; row ``i * topk + k`` is the k-th choice of
+            token i.
+        block_size: rows per block.
+        num_experts: experts over all ranks.
+        expert_map: [num_experts] int32, expert -> expert of this rank, or -1.
+        pad_sorted_ids: round the length of the first result up to whole blocks.
+        ignore_invalid_experts: with a map, leave out the rows of other ranks' experts; without
+            this they are counted, and their blocks are marked -1.
+
+    Returns:
+        (sorted_token_ids, expert_ids, num_tokens_post_padded), int32, contiguous.
+        sorted_token_ids [n]: row numbers by expert, their order within an expert not specified;
+        padding is ``topk_ids.numel()``. expert_ids [ceil(n / block_size)]: the expert of each
+        block, through the map. num_tokens_post_padded [1]: how many entries are meant; what
+        stands behind them is not specified.
+    """
+
+
+def moe_sum(x: torch.Tensor) -> torch.Tensor:  # type: ignore[empty-body]  # a contract
+    """The sum over the experts of each token.
+
+    Args:
+        x: [tokens, topk, n], float32, float16 or bfloat16; not changed.
+
+    Returns:
+        A new contiguous tensor [tokens, n] of x's dtype. Summed in float32 and rounded once; a
+        rounding after each addition is accepted as well.
+    """
+
+
+def fused_experts(  # type: ignore[empty-body]  # a contract
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str = "silu",
+    *,
+    apply_router_weight_on_input: bool = False,
+    global_num_experts: int = -1,
+    expert_map: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``sum_k weight_k * (act_and_mul(x @ w1[e_k].T) @ w2[e_k].T)`` for each token.
+
+    Args:
+        hidden_states: [tokens, h], float32, float16 or bfloat16; not changed.
+        w1: [experts, 2 i, h], gate above up, of the same dtype.
+        w2: [experts, h, i], of the same dtype.
+        topk_weights: [tokens, topk], float32 or the same dtype.
+        topk_ids: [tokens, topk], int32 or int64: experts, over all ranks.
+        activation: ``silu``, ``gelu`` or ``gelu_tanh``.
+        apply_router_weight_on_input: multiply x, not the result, by the weight; topk is 1.
+        global_num_experts: experts over all ranks; -1: as many as w1 has.
+        expert_map: [global_num_experts] int32, expert -> row of w1, or -1: not on this rank.
+
+    Returns:
+        A new contiguous tensor [tokens, h] of x's dtype; a token without an expert on this rank
+        is zero. Products are accumulated in float32 at least; intermediate results may be
+        rounded to x's dtype.
+    """
+
+
+def _align_fake(
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    *,
+    expert_map: torch.Tensor | None = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    import torch
+
+    rows = topk_ids.numel()
+    length = rows + num_experts * (block_size - 1)
+    if pad_sorted_ids:
+        length = (length + block_size - 1) // block_size * block_size
+    # The smaller one is the first where there are fewer rows than experts.
+    length = torch.sym_min(rows * block_size, length)  # type: ignore[no-untyped-call]  # torch
+    blocks = (length + block_size - 1) // block_size
+    return tuple(topk_ids.new_empty((n,), dtype=torch.int32) for n in (length, blocks, 1))  # type: ignore[return-value]  # three
+
+
+def _sum_fake(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((x.shape[0], x.shape[-1]))
+
+
+def _like(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+def _align_facts(
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    *,
+    expert_map: torch.Tensor | None = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+) -> tuple[Any, ...]:
+    return (
+        topk_ids.dtype,
+        topk_ids.device,
+        topk_ids.shape[-1],
+        block_size,
+        num_experts,
+        expert_map is not None,
+        pad_sorted_ids,
+        ignore_invalid_experts,
+    )
+
+
+def _sum_facts(x: torch.Tensor) -> tuple[Any, ...]:
+    return (x.dtype, x.device, x.shape[-1], x.shape[1])
+
+
+def _experts_facts(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    activation: str = "silu",
+    *,
+    apply_router_weight_on_input: bool = False,
+    global_num_experts: int = -1,
+    expert_map: torch.Tensor | None = None,
+) -> tuple[Any, ...]:
+    return (
+        hidden_states.dtype,
+        hidden_states.device,
+        hidden_states.shape[-1],
+        w2.shape[-1],
+        w1.shape[0],
+        topk_ids.shape[-1],
+        topk_ids.dtype,
+        topk_weights.dtype,
+        activation,
+        apply_router_weight_on_input,
+        expert_map is not None,
+    )
+
+
+def _align_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    topk, experts = query.get("topk") or 2, query.get("num_experts") or 8
+    ids = torch.arange(2 * topk, device=query.device_type or "cpu").reshape(2, topk) % experts
+    options: dict[str, Any] = {
+        name: True for name in ("pad_sorted_ids", "ignore_invalid_experts") if query.get(name)
+    }
+    if query.get("has_expert_map"):
+        options["expert_map"] = torch.arange(experts, dtype=torch.int32, device=ids.device)
+    ids = ids.to(query.dtype or torch.int32)
+    return (ids, query.get("block_size") or 16, experts), options
+
+
+def _sum_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    shape = (2, query.get("topk") or 2, query.last_dim or 64)
+    return (torch.ones(shape, dtype=query.dtype, device=query.device_type or "cpu"),), {}
+
+
+def _experts_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    hidden, inner = query.get("hidden_size") or 64, query.get("intermediate_size") or 32
+    experts, topk = query.get("num_experts") or 4, query.get("topk") or 2
+    dtype, device = query.dtype or torch.get_default_dtype(), query.device_type or "cpu"
+
+    def ones(*shape: int) -> torch.Tensor:
+        return torch.ones(shape, dtype=dtype, device=device)
+
+    ids = torch.arange(2 * topk, device=device).reshape(2, topk) % experts
+    weights = ones(2, topk).to(query.get("weights_dtype") or torch.float32)
+    options: dict[str, Any] = {}
+    if query.get("apply_router_weight_on_input"):
+        options["apply_router_weight_on_input"] = True
+    if query.get("has_expert_map"):
+        options["expert_map"] = torch.arange(experts, dtype=torch.int32, device=device)
+    return (
+        ones(2, hidden),
+        ones(experts, 2 * inner, hidden),
+        ones(experts, hidden, inner),
+        weights,
+        ids.to(query.get("ids_dtype") or torch.int32),
+        query.get("activation") or "silu",
+    ), options
+
+
+SPECS = (
+    OpSpec(
+        "moe_align_block_size",
+        moe_align_block_size,
+        schema=(
+            "(Tensor topk_ids, int block_size, int num_experts, *, Tensor? expert_map=None, "
+            "bool pad_sorted_ids=False, bool ignore_invalid_experts=False) "
+            "-> (Tensor, Tensor, Tensor)"
+        ),
+        fake=_align_fake,
+        facts=_align_facts,
+        fact_names=(
+            "dtype",
+            "device",
+            "topk",
+            "block_size",
+            "num_experts",
+            "has_expert_map",
+            "pad_sorted_ids",
+            "ignore_invalid_experts",
+        ),
+        example=_align_example,
+        oracle=cases.align_oracle,
+        cases=cases.align_cases,
+        canonical=cases.meant_entries,
+    ),
+    OpSpec(
+        "moe_sum",
+        moe_sum,
+        schema="(Tensor x) -> Tensor",
+        fake=_sum_fake,
+        facts=_sum_facts,
+        fact_names=("dtype", "device", "last_dim", "topk"),
+        example=_sum_example,
+        data=("x",),
+        oracle=cases.sum_oracle,
+        cases=cases.sum_cases,
+        # vLLM's kernel adds in x's dtype.
+        max_ulp={"float32": 4.0, "float16": 4.0, "bfloat16": 4.0},
+        ulp_floor=1.0,
+    ),
+    OpSpec(
+        "fused_experts",
+        fused_experts,
+        schema=(
+            "(Tensor hidden_states, Tensor w1, Tensor w2, Tensor topk_weights, Tensor topk_ids, "
+            'str activation="silu", *, bool apply_router_weight_on_input=False, '
+            "int global_num_experts=-1, Tensor? expert_map=None) -> Tensor"
+        ),
+        fake=_like,
+        facts=_experts_facts,
+        fact_names=(
+            "dtype",
+            "device",
+            "hidden_size",
+            "intermediate_size",
+            "num_experts",
+            "topk",
+            "ids_dtype",
+            "weights_dtype",
+            "activation",
+            "apply_router_weight_on_input",
+            "has_expert_map",
+        ),
+        example=_experts_example,
+        data=("hidden_states",),
+        oracle=cases.experts_oracle,
+        cases=cases.experts_cases,
+        # Two matrix products in another order of summation, and three roundings between them.
+        max_ulp={"float32": 48.0, "float16": 6.0, "bfloat16": 6.0},
+        ulp_floor=1.0,
+    ),
+)
