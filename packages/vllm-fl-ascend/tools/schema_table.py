@@ -23,8 +23,8 @@ UNREADABLE = "(not in the wheel as a text)"
 HEAD = """\
 # Schemas of torch_npu
 
-The operators that `vllm-fl-ascend` calls, in the releases of torch_npu whose wheels were read. Made by
-`packages/vllm-fl-ascend/tools/schema_table.py`; the tests of the distribution check that every
+The operators that `vllm-fl-ascend` calls, in the releases of torch_npu whose wheels were read. Made
+by `packages/vllm-fl-ascend/tools/schema_table.py`; the tests of the distribution check that every
 argument that is passed exists in all of them, and that the wheel they run on is as stated here.
 
 Releases: {releases}.
