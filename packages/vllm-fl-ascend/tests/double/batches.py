@@ -8,10 +8,9 @@ from itertools import accumulate
 
 import torch
 
-from vllm_fl_ascend.impl import attention
-from vllm_fl_ascend.impl.attention import Fused, Separate, Shape
-from vllm_fl_ascend.impl.attention_plan import AttentionState, make_plan
-from vllm_fl_ascend.impl.kv_cache import Pages, split_cache
+from vllm_fl_ascend.impl import attention, attention_plan, kv_cache
+from vllm_fl_ascend.impl.attention import Shape
+from vllm_fl_ascend.impl.attention_plan import AttentionState
 
 #: How vLLM before and since 0.29 lays out a cache.
 CONTRACTS = ("five dimensions", "two planes")
@@ -61,7 +60,7 @@ class Served:
         self.shape, self.dtype = shape, dtype
         self.block_size = block_size or attention.block_sizes(dtype, shape.head_size)[0]
         fused = attention.is_fused(dtype, shape.head_size, shape.kv_heads, self.block_size)
-        self.kernels = Fused(shape) if fused else Separate(shape)
+        self.kernels = (attention.Fused if fused else attention.Separate)(shape)
         self.computed = [0] * len(lengths)
 
         def rows(heads: int) -> list[torch.Tensor]:
@@ -114,9 +113,9 @@ class Served:
 
     def attend(self, batch: Batch, drafts: int) -> torch.Tensor:
         """Store the keys and values of a batch, and attend; [tokens, heads, head size]."""
-        plan = make_plan(batch.starts, batch.kv_lens, drafts)
-        pages = Pages(plan, batch.block_table, batch.slots)
-        caches = split_cache(self.cache, self.shape.kv_heads, self.shape.head_size)
+        plan = attention_plan.make_plan(batch.starts, batch.kv_lens, drafts)
+        pages = kv_cache.Pages(plan, batch.block_table, batch.slots)
+        caches = kv_cache.split_cache(self.cache, self.shape.kv_heads, self.shape.head_size)
         attention.write_cache(batch.key, batch.value, *caches, pages)
         self.state = plan.state
         rows = [tensor[: plan.tokens] for tensor in (batch.query, batch.key, batch.value)]

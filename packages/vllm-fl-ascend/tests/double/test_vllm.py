@@ -11,7 +11,7 @@ from batches import CONTRACTS, Batch, Served, empty_cache
 
 pytest.importorskip("vllm", reason="vLLM is not installed: nox -s ascend")
 
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheTensor,
@@ -154,6 +154,12 @@ def test_lengths_are_exact_with_drafts_and_asynchronous_scheduling() -> None:
 def test_what_the_kernels_lack_is_refused_by_name(options: dict[str, Any], what: str) -> None:
     with pytest.raises(NotImplementedError, match=f"has no {what}"):
         AscendAttentionImpl(4, 64, 0.125, 2, **options)
+
+
+def test_steps_are_not_captured() -> None:
+    # A captured call would keep the lengths of the step that was captured: they are host numbers.
+    support = AscendMetadataBuilder.get_cudagraph_support(configuration(), None)
+    assert support is AttentionCGSupport.NEVER
 
 
 def problems(**request: Any) -> list[str]:

@@ -79,10 +79,11 @@ class Pages:
     def gathered(self, block_size: int) -> torch.Tensor:
         """[tokens in the cache] int64: the slot of every token of every request, in order."""
         if self._gathered is None:
-            lengths = torch.tensor(self.plan.kv_lens)
-            rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-            starts = lengths.cumsum(0) - lengths
-            positions = torch.arange(int(lengths.sum())) - starts[rows]
+            lengths, total = torch.tensor(self.plan.kv_lens), self.plan.kv_ends[-1]
+            rows = torch.repeat_interleave(
+                torch.arange(len(self.plan.kv_lens)), lengths, output_size=total
+            )
+            positions = torch.arange(total) - (lengths.cumsum(0) - lengths)[rows]
             device = self.block_table.device
             rows, positions = (tensor.to(device, non_blocking=True) for tensor in (rows, positions))
             blocks = self.block_table[rows, positions // block_size].long()
