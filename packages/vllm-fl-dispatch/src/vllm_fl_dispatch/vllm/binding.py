@@ -44,8 +44,8 @@ class Binder:
         self,
         op_name: str,
         facts: dict[str, Any],
-        stock: Call,
-        native: Call,
+        stock: Call | None,
+        native: Call | None,
         *,
         options: bool = False,
     ) -> Bound:
@@ -54,29 +54,34 @@ class Binder:
         Args:
             facts: what is known about all calls of the layer, see `OpSpec.fact_names`.
             stock, native: what vLLM itself would run, and its native (torch) code, both with
-                the contract's signature.
+                the contract's signature; None where vLLM has nothing that runs here.
             options: will the layer pass keyword-only options of the contract?
         """
         bound = self._bind(op_name, Query(op_name, facts), stock, native, options)
         self._manager.report.layer(bound.impl, bound.mode)
         return bound
 
-    def _bind(self, op_name: str, query: Query, stock: Call, native: Call, options: bool) -> Bound:
+    def _bind(
+        self, op_name: str, query: Query, stock: Call | None, native: Call | None, options: bool
+    ) -> Bound:
         manager = self._manager
         spec = manager.registry.spec(op_name)
         own = OpImpl(op_name, "stock", BackendImplKind.STOCK)
         policy = manager.current_policy().for_mode(self._compiled)
-        if self._off or policy.layer_objection(spec.names):
+        if stock is not None and (self._off or policy.layer_objection(spec.names)):
             return self._stock(own, stock)
         refused: dict[str, str] = {}
         while True:
             resolution = manager.resolve(
-                op_name, query=query, policy=policy, stock=True, refused=refused
+                op_name, query=query, policy=policy, stock=stock is not None, refused=refused
             )
             impl = resolution.selected
             if impl is None:
+                if stock is None:
+                    raise NoImplementation(resolution)
                 return self._stock(self._nothing_left(resolution, own), stock)
             if impl.kind is BackendImplKind.STOCK:
+                assert stock is not None
                 return self._stock(impl, stock)
             fn = manager.load(spec, impl)
             if fn is None:
@@ -101,8 +106,8 @@ class Binder:
             stock = self._manager.report.counted(impl, "stock", stock)
         return Bound(stock, impl, "stock")
 
-    def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call) -> Bound:
-        if impl.impl_id == NATIVE:
+    def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None) -> Bound:
+        if impl.impl_id == NATIVE and native is not None:
             return Bound(native, impl, "inlined")
         if impl.traceable:
             return Bound(fn, impl, "inlined")

@@ -24,6 +24,53 @@ def import_attribute(module: str, name: str) -> Any:
         return None
 
 
+class Registry:
+    """Where constructing a custom operator class of vLLM looks for a replacement.
+
+    vLLM renames a registered class to its registry key; the in-tree name is put back, so that
+    ``custom_ops=["-rms_norm"]`` goes on to mean this layer.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+        self._table = oot_registry(base)
+
+    def current(self) -> type | None:
+        """The replacement in force."""
+        return self._table.get(self._base.__name__)
+
+    def put(self, replacement: Any) -> None:
+        """Let vLLM construct `replacement` where it asks for the class."""
+        in_tree_name = self._base.name
+        self._base.register_oot(replacement, name=self._base.__name__)
+        replacement.name = in_tree_name
+
+    def remove(self) -> None:
+        """Let vLLM construct its own class again."""
+        del self._table[self._base.__name__]
+
+
+class Attribute:
+    """The module attribute through which a factory of vLLM makes a class that has no registry."""
+
+    def __init__(self, base: Any, module: str) -> None:
+        self._base = base
+        self._module = importlib.import_module(module)
+
+    def current(self) -> type | None:
+        """The replacement in force."""
+        found: type = getattr(self._module, self._base.__name__)
+        return None if found is self._base else found
+
+    def put(self, replacement: Any) -> None:
+        """Let the factory make `replacement`."""
+        setattr(self._module, self._base.__name__, replacement)
+
+    def remove(self) -> None:
+        """Let the factory make vLLM's own class again."""
+        setattr(self._module, self._base.__name__, self._base)
+
+
 def oot_registry(layer_class: type) -> dict[str, type]:
     """The out-of-tree registry that constructing this class looks into."""
     for base in layer_class.__mro__:
@@ -33,17 +80,6 @@ def oot_registry(layer_class: type) -> dict[str, type]:
             ]
             return registry
     raise TypeError(f"{layer_class} is not one of vLLM's custom operator classes")
-
-
-def register_oot(base: type, replacement: type) -> None:
-    """Let vLLM construct `replacement` where it asks for `base`.
-
-    vLLM renames the class to its registry key; the in-tree name is put back, so that
-    ``custom_ops=["-rms_norm"]`` goes on to mean this layer.
-    """
-    in_tree_name = base.name  # type: ignore[attr-defined]  # set by CustomOp.register
-    base.register_oot(replacement, name=base.__name__)  # type: ignore[attr-defined]  # CustomOp
-    replacement.name = in_tree_name  # type: ignore[attr-defined]  # same
 
 
 def compilation_config() -> Any:
@@ -74,6 +110,18 @@ def device_type() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type)
+
+
+def is_ours() -> bool:
+    """Does vLLM run on `PlatformFL`?"""
+    return hasattr(platform_class(), "fl_device")
+
+
+def platform_class() -> type:
+    """The class of the platform in force."""
+    from vllm.platforms import current_platform
+
+    return type(current_platform)
 
 
 def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:

@@ -7,7 +7,6 @@ between `forward_native`, `forward_cuda` and the others is not consulted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +20,11 @@ class Dispatched:
     """Mixed in before a layer class of vLLM; families fill in `fl_bind`."""
 
     _forward_method: Any
+
+    @classmethod
+    def fl_has_stock(cls) -> bool:
+        """Has vLLM code of its own for these layers that runs on this platform?"""
+        return True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -168,28 +172,35 @@ def _without_weight_but_residual(forward: Any) -> Any:
     return lambda x, residual, weight, epsilon, **_: forward(x, residual)
 
 
-_LAYERS = "vllm.model_executor.layers"
-_AGNOSTIC = "vllm.model_executor.hw_agnostic.layers"
+class SiluAndMulWithClampLayer(Dispatched):
+    """SiluAndMulWithClamp, with the constants of the model."""
 
-#: (module, class, family, operators). The classes of `hw_agnostic` have a registry of their own.
-TABLE: tuple[tuple[str, str, type[Dispatched], tuple[str, ...]], ...] = (
-    (f"{_LAYERS}.activation", "SiluAndMul", SiluAndMulLayer, ("silu_and_mul",)),
-    (f"{_LAYERS}.activation", "GeluAndMul", GeluAndMulLayer, ("gelu_and_mul",)),
-    (f"{_LAYERS}.layernorm", "RMSNorm", RMSNormLayer, ("rms_norm", "fused_add_rms_norm")),
-    (f"{_LAYERS}.layernorm", "GemmaRMSNorm", GemmaRMSNormLayer, ("rms_norm", "fused_add_rms_norm")),
-    (f"{_AGNOSTIC}.activation", "SiluAndMul", SiluAndMulLayer, ("silu_and_mul",)),
-    (f"{_AGNOSTIC}.layernorm", "RMSNorm", RMSNormLayer, ("rms_norm", "fused_add_rms_norm")),
-)
+    swiglu_limit: float
+    forward_native: Any
 
+    def fl_bind(self, binder: Binder) -> None:
+        stock, native = self._forward_method, self.forward_native
+        # The constants of releases that have no others.
+        alpha, beta = getattr(self, "alpha", 1.0), getattr(self, "beta", 0.0)
+        facts = {
+            "dtype": torch.get_default_dtype(),
+            "device": compat.device_type(),
+            "limit": self.swiglu_limit,
+            "alpha": alpha,
+            "beta": beta,
+        }
+        self._fl_options = {} if (alpha, beta) == (1.0, 0.0) else {"alpha": alpha, "beta": beta}
+        self._fl_op = binder.bind(
+            "silu_and_mul_with_clamp",
+            facts,
+            lambda x, *_, **__: stock(x),
+            lambda x, *_, **__: native(x),
+            options=bool(self._fl_options),
+        ).call
+        self._forward_method = self.forward_fl
 
-def replaceable() -> Iterator[tuple[type, type[Dispatched], tuple[str, ...]]]:
-    """(class of vLLM, family, operators) for every layer that this release of vLLM has."""
-    for module, name, family, ops in TABLE:
-        base = compat.import_attribute(module, name)
-        if base is not None:
-            yield base, family, ops
-    for base in compat.rotary_classes():
-        yield base, RotaryEmbeddingLayer, ("rotary_embedding",)
+    def forward_fl(self, x: torch.Tensor) -> Any:
+        return self._fl_op(x, self.swiglu_limit, **self._fl_options)
 
 
 def replacement(base: type, family: type[Dispatched]) -> type:

@@ -29,48 +29,48 @@ def activate() -> list[str]:
             "a policy scope is open around vLLM's start; it does not reach the processes that vLLM "
             "starts: use set_global_policy, which does"
         )
-    from vllm_fl_dispatch.vllm import compat, fingerprint, layers
+    from vllm_fl_dispatch.vllm import fingerprint, layers
+    from vllm_fl_dispatch.vllm.replaceable import replaceable
 
     fingerprint.publish(manager)
     replaced = []
-    for base, family, ops in layers.replaceable():
-        registry = compat.oot_registry(base)
-        present = registry.get(base.__name__)
+    for layer in replaceable():
+        name, present = layer.base.__name__, layer.site.current()
         if present is not None and not issubclass(present, layers.Dispatched):
             logger.warning(
                 "%s is already replaced by %s.%s, which stays",
-                base.__name__,
+                name,
                 present.__module__,
                 present.__name__,
             )
             continue
-        wanted = any(_wanted(manager, op) for op in ops)
+        wanted = any(_wanted(manager, op, layer.family.fl_has_stock()) for op in layer.ops)
         if wanted and present is None:
-            compat.register_oot(base, layers.replacement(base, family))
+            layer.site.put(layers.replacement(layer.base, layer.family))
         elif not wanted and present is not None:
-            del registry[base.__name__]
+            layer.site.remove()
         if wanted:
-            replaced.append(base.__name__)
+            replaced.append(name)
     if replaced:
         logger.info("layers dispatched in this process: %s", ", ".join(sorted(set(replaced))))
     return replaced
 
 
-def _wanted(manager: OpManager, op: str) -> bool:
-    """Shall layers with this operator be replaced?"""
+def _wanted(manager: OpManager, op: str, stock: bool) -> bool:
+    """Shall layers with this operator be replaced? `stock`: can vLLM's own code serve them?"""
     policy = manager.current_policy()
     if policy.layer_objection(manager.registry.spec(op).names):
         return False
     # A report shows vLLM's own layers as well, so they are replaced in order to be seen.
     if manager.report.enabled:
         return True
-    return any(_is_dispatched(manager, op, compiled) for compiled in (False, True))
+    return any(_is_dispatched(manager, op, compiled, stock) for compiled in (False, True))
 
 
-def _is_dispatched(manager: OpManager, op: str, compiled: bool) -> bool:
+def _is_dispatched(manager: OpManager, op: str, compiled: bool, stock: bool) -> bool:
     """Does the policy choose something other than vLLM's own layer in this mode?"""
     policy = manager.current_policy().for_mode(compiled)
-    resolution = manager.resolve(op, policy=policy, stock=True)
+    resolution = manager.resolve(op, policy=policy, stock=stock)
     if resolution.selected is not None:
         return resolution.selected.kind is not BackendImplKind.STOCK
     if not policy.strict:

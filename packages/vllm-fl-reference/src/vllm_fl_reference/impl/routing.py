@@ -49,10 +49,11 @@ def grouped_topk(
     size = ranked.shape[-1] // num_expert_group
     groups = ranked.reshape(ranked.shape[0], num_expert_group, size)
     group_scores = groups.amax(-1) if bias is None else groups.topk(2, dim=-1).values.sum(-1)
-    best = torch.topk(group_scores, topk_group, dim=-1).indices
+    # Unsorted, as in vLLM: the order decides how the sum below is rounded.
+    best = torch.topk(group_scores, topk_group, dim=-1, sorted=False).indices
     left_out = torch.ones_like(group_scores, dtype=torch.bool).scatter(-1, best, False)
     allowed = groups.masked_fill(left_out.unsqueeze(-1), float("-inf")).flatten(-2)
-    ids = torch.topk(allowed, topk, dim=-1).indices
+    ids = torch.topk(allowed, topk, dim=-1, sorted=False).indices
     weights = scores.gather(-1, ids)
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)

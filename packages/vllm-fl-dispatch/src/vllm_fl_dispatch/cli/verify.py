@@ -1,0 +1,98 @@
+"""``vllm-fl verify``: the conformance cases on this machine, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from vllm_fl_dispatch.api import get_default_manager
+from vllm_fl_dispatch.cli.app import AsJson, app, console, show, table
+
+#: heading -> outcome
+_COUNTS = {"pass": "passed", "unsup.": "unsupported", "skip": "skipped", "fail": "failed"}
+
+
+@app.command()
+def verify(
+    op: Annotated[str | None, typer.Argument(help="Only this operator.")] = None,
+    impl: Annotated[str | None, typer.Option(help="Only this implementation.")] = None,
+    device: Annotated[str, typer.Option(help="Where: cpu, cuda, npu, ...")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Compare every implementation that can run here with the float64 oracle of its contract.
+
+    Exit status 1 if a case fails, 2 if nothing could be tested.
+    """
+    from vllm_fl_dispatch.testing import Outcome, run_case, subjects
+
+    found, absent = subjects(get_default_manager(), op=op, impl_id=impl, device=device)
+    results: list[tuple[Any, list[Any]]] = []
+    with Progress(console=console, transient=True, disable=as_json) as progress:
+        work = [(subject, list(subject.cases())) for subject in found]
+        task = progress.add_task("", total=sum(len(cases) for _, cases in work))
+        for subject, cases in work:
+            progress.update(task, description=str(subject).replace("[", r"\["))
+            outcomes: list[Any] = []
+            results.append((subject, outcomes))
+            for case in cases:
+                outcomes.append(run_case(subject, case))
+                progress.advance(task)
+    rows = [_row(subject, of) for subject, of in results]
+    made = table(f"Conformance on {device}", "operator", "implementation", "max ulp", *_COUNTS)
+    for column in made.columns[:2]:
+        column.no_wrap = True
+    for row in rows:
+        counts = [str(row[name] or "") for name in _COUNTS.values()]
+        style = "red" if row["failed"] else None
+        made.add_row(row["op"], row["impl_id"], f"{row['max_ulp']:.2f}", *counts, style=style)
+    failed = [each for _, of in results for each in of if each.outcome is Outcome.FAILED]
+    untested = Counter((each.impl.impl_id, each.reason) for each in absent)
+    notes = [
+        f"[dim]{impl_id} is not tested ({count} operators): {reason}[/]"
+        for (impl_id, reason), count in untested.items()
+    ]
+    show(
+        as_json,
+        {"rows": rows, "absent": [{"impl": str(e.impl), "reason": e.reason} for e in absent]},
+        made,
+        *notes,
+    )
+    if failed and not as_json:
+        _explain_smallest(failed)
+    if failed:
+        raise typer.Exit(1)
+    if not any(row["passed"] for row in rows):
+        console.print("nothing was tested", style="red")
+        raise typer.Exit(2)
+
+
+def _row(subject: Any, results: list[Any]) -> dict[str, Any]:
+    count = Counter(result.outcome.value for result in results)
+    reasons = Counter(r.message for r in results if r.outcome.value == "unsupported")
+    return {
+        "op": subject.spec.name,
+        "impl_id": subject.impl.impl_id,
+        "max_ulp": max((r.ulp for r in results if r.outcome.value == "passed"), default=0.0),
+        **{name: count[name] for name in _COUNTS.values()},
+        "reasons": dict(reasons),
+        "failures": [
+            {"case": r.case.name, "message": r.message}
+            for r in results
+            if r.outcome.value == "failed"
+        ],
+    }
+
+
+def _explain_smallest(failed: list[Any]) -> None:
+    """The smallest failing case of each implementation, to be pasted into Python."""
+    from vllm_fl_dispatch.testing.assertions import explanation
+
+    smallest: dict[str, Any] = {}
+    for result in sorted(failed, key=lambda result: (result.case.heavy, result.numel)):
+        smallest.setdefault(str(result.subject), result)
+    for result in smallest.values():
+        console.print()
+        console.print(explanation(result), markup=False, highlight=False, soft_wrap=True)

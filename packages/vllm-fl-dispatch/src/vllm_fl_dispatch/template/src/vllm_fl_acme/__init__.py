@@ -1,0 +1,1 @@
+"""Kernels of Acme as implementations of vLLM's operators."""

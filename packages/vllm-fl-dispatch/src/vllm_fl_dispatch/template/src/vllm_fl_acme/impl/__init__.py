@@ -1,0 +1,1 @@
+"""The implementations, one module per operator family. Imported only where kernels run."""

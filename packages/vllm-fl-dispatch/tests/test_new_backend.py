@@ -1,0 +1,52 @@
+"""A new backend distribution, as it is written; tests-integration installs and tests one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_fl_dispatch.cli.commands import app
+from vllm_fl_dispatch.errors import DispatchError
+from vllm_fl_dispatch.scaffold import write_backend
+
+RUNNER = CliRunner()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def test_every_place_has_the_name_as_it_is_spelled_there(tmp_path: Path) -> None:
+    folder = write_backend("big-chip", tmp_path)
+    assert folder.name == "vllm-fl-big-chip"
+    found = contents(folder)
+    assert not [path for path, text in found.items() if "acme" in (path + text).lower()]
+    assert "src/vllm_fl_big_chip/plugin.py" in found
+    assert ".github/workflows/tests.yml" in found
+    assert 'name = "vllm-fl-big-chip"' in found["pyproject.toml"]
+    assert '"vllm_fl.plugin"]\nbig_chip = "vllm_fl_big_chip.plugin"' in found["pyproject.toml"]
+    assert "BIG_CHIP_VISIBLE_DEVICES" in found["src/vllm_fl_big_chip/plugin.py"]
+    assert "Kernels of Big Chip" in found["README.md"]
+
+
+@pytest.mark.parametrize("name", ["Acme", "1chip", "a b", "a__b", "", "../x"])
+def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DispatchError, match="accepted are lower-case words"):
+        write_backend(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "vllm-fl-acme").mkdir()
+    with pytest.raises(DispatchError, match="exists already; nothing was written"):
+        write_backend("acme", tmp_path)
+
+
+def test_the_command_says_what_it_wrote_and_what_is_next(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["new-backend", "zeta", "--parent", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "src/vllm_fl_zeta/impl/activation.py" in result.output
+    assert "nox -s tests" in result.output

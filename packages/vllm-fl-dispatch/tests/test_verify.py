@@ -1,0 +1,128 @@
+"""`vllm-fl verify`, the conformance run, and the file of known failures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_fl_dispatch import PolicyError, Verdict
+from vllm_fl_dispatch.cli.commands import app
+from vllm_fl_dispatch.testing.xfails import Xfail, read_xfails, unused
+
+from .conftest import impl
+from .planted import ignores_row_stride, silu_and_mul
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def manager(default_manager: Any) -> Any:
+    return default_manager(
+        impl("vendor.right", silu_and_mul),
+        impl("vendor.wrong", ignores_row_stride),
+        impl("vendor.absent", silu_and_mul, available=lambda: Verdict.no("no such device")),
+    )
+
+
+def test_verify_counts_the_cases_of_each_implementation() -> None:
+    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--json"])
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    rows = {row["impl_id"]: row for row in data["rows"]}
+    assert set(rows) == {"vendor.right", "vendor.wrong"}
+    assert rows["vendor.right"]["failed"] == 0
+    assert rows["vendor.right"]["passed"] > 30
+    assert 0 < rows["vendor.right"]["max_ulp"] < 6
+    failed = {failure["case"] for failure in rows["vendor.wrong"]["failures"]}
+    assert failed >= {"float32-row-stride", "bfloat16-row-stride"}
+    assert rows["vendor.wrong"]["failed"] == len(failed)
+    assert [each["reason"] for each in data["absent"]] == ["no such device"]
+
+
+def test_verify_prints_the_smallest_failing_case_to_be_pasted() -> None:
+    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--impl", "vendor.wrong"])
+    assert result.exit_code == 1
+    assert "silu_and_mul[vendor.wrong] fails the case float32-row-stride" in result.output
+    assert "call = reproduce('silu_and_mul', 'float32-row-stride', 'vendor.wrong')" in result.output
+
+
+def test_verify_succeeds_and_says_when_there_is_nothing_to_test() -> None:
+    assert RUNNER.invoke(app, ["verify", "--impl", "vendor.right"]).exit_code == 0
+    nothing = RUNNER.invoke(app, ["verify", "--impl", "vendor.absent"])
+    assert nothing.exit_code == 2
+    assert "vendor.absent is not tested (1 operators): no such device" in nothing.output
+
+
+def test_known_failures_are_read_with_their_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "xfails.txt"
+    path.write_text("# a comment\n\nrms_norm[bfloat16-*-gemma]: adds 1 in bfloat16: issue 7\n")
+    (known,) = read_xfails(path)
+    assert known == Xfail("rms_norm", "bfloat16-*-gemma", "adds 1 in bfloat16: issue 7")
+    assert known.matches("rms_norm", "bfloat16-3d-gemma")
+    assert not known.matches("rms_norm", "float32-3d-gemma")
+    assert not known.matches("fused_add_rms_norm", "bfloat16-3d-gemma")
+    assert unused([known], [("rms_norm", "bfloat16-3d-gemma")]) == []
+    assert unused([known], [("rms_norm", "bfloat16-3d-weight")]) == [known]
+
+
+@pytest.mark.parametrize("line", ["rms_norm", "rms_norm[x]", "rms_norm[x]:", "[x]: reason"])
+def test_a_line_without_operator_pattern_or_reason_is_an_error(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "xfails.txt"
+    path.write_text(f"\n{line}\n")
+    with pytest.raises(PolicyError, match=r"xfails\.txt, line 2: .* is not of the form"):
+        read_xfails(path)
+
+
+PLUGIN = """
+from vllm_fl_dispatch import BackendImplKind, OpImpl, hookimpl
+import torch
+
+def silu_and_mul(x):
+    gate, up = x.float().chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype).contiguous()
+
+@hookimpl
+def vllm_fl_register_ops(registrar):
+    registrar.add(OpImpl("silu_and_mul", "vendor.alone", BackendImplKind.VENDOR, silu_and_mul,
+                         "alone", empty_ok=True))
+"""
+
+
+def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "alone.py").write_text(PLUGIN)
+    command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "vllm_fl_dispatch.conformance"]
+    environ = {"VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": str(folder), "PATH": ""}
+    return subprocess.run(
+        [*command, *arguments], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def test_one_command_tests_an_implementation(tmp_path: Path) -> None:
+    done = conformance(tmp_path, "--impl", "vendor.alone", "-k", "float32 or facts")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--impl is missing"),
+        (["--impl", "vendor.alne"], "did you mean 'vendor.alone'"),
+        (["--impl", "vendor.alone", "--op", "silu"], "unknown operator 'silu'"),
+        (["--impl", "vendor.alone", "--xfails", "gone.txt"], "gone.txt"),
+        (["--impl", "vendor.alone", "--xfails", "idle.txt"], "no case matches silu_and_mul[x]"),
+    ],
+)
+def test_a_wrong_question_is_answered_before_anything_runs(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "idle.txt").write_text("silu_and_mul[x]: no such case\n")
+    done = conformance(tmp_path, *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
