@@ -26,12 +26,19 @@ CONFIG = Path(__file__).parent / "config"
 OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "silu_and_mul": ("activation", {}),
     "gelu_and_mul": ("activation", {}),
+    "silu_and_mul_with_clamp": ("activation", {}),
     "rms_norm": ("normalization", {}),
     "fused_add_rms_norm": ("normalization", {"mutates": ("x", "residual")}),
     "rotary_embedding": ("rotary", {"mutates": ("query", "key")}),
+    "topk_softmax": ("routing", {}),
+    "grouped_topk": ("routing", {}),
+    "moe_align_block_size": ("experts", {}),
+    "moe_sum": ("experts", {}),
+    "fused_experts": ("experts", {}),
+    "dynamic_per_token_quant_int8": ("quantization", {}),
 }
 #: Modules of `impl/` with a `supports` of their own.
-PARTIAL = ("normalization", "rotary")
+PARTIAL = ("normalization", "rotary", "routing")
 
 DEVICE = DeviceSpec(
     platform="cuda",

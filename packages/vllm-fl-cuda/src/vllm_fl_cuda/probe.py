@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 from pathlib import Path
 
-from vllm_fl_dispatch import Verdict, probing
+from vllm_fl_dispatch import Verdict, get_logger, probing
+
+logger = get_logger(__name__)
 
 #: Extension modules that may hold the operators; vLLM moved them between releases.
-EXTENSIONS = ("_C_stable_libtorch", "_C")
+EXTENSIONS = ("_C_stable_libtorch", "_C", "_moe_C_stable_libtorch", "_moe_C")
 #: The kernel driver's device nodes (WSL has one node for all devices).
 DEVICE_NODES = ("nvidia[0-9]*", "dxg")
 
@@ -34,8 +36,18 @@ def device_present() -> Verdict:
 
 
 def import_extensions() -> list[str]:
-    """Import what is there of the extension modules, each on its own; returns their names."""
-    present = [name for name in EXTENSIONS if importlib.util.find_spec(f"vllm.{name}") is not None]
-    for name in present:
-        importlib.import_module(f"vllm.{name}")
-    return present
+    """Import what is there of the extension modules, each on its own; returns their names.
+
+    One that cannot be imported is named in the log and takes only its own operators along.
+    """
+    imported = []
+    for name in EXTENSIONS:
+        if importlib.util.find_spec(f"vllm.{name}") is None:
+            continue
+        try:
+            importlib.import_module(f"vllm.{name}")
+        except (ImportError, OSError) as error:
+            logger.warning("vllm.%s cannot be imported: %s", name, error)
+        else:
+            imported.append(name)
+    return imported

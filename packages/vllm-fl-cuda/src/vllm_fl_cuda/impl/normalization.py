@@ -23,7 +23,7 @@ def supports(query: Query) -> Verdict:
 
 def make_rms_norm() -> Call:
     """`rms_norm` through ``_C::rms_norm``."""
-    op = compiled_operator("rms_norm")
+    op = compiled_operator("_C::rms_norm")
     weightless = takes_none(op, 2)
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -39,7 +39,7 @@ def make_rms_norm() -> Call:
 
 def make_fused_add_rms_norm() -> Call:
     """`fused_add_rms_norm` through ``_C::fused_add_rms_norm``, in place."""
-    op = compiled_operator("fused_add_rms_norm")
+    op = compiled_operator("_C::fused_add_rms_norm")
     weightless = takes_none(op, 2)
 
     def fused_add_rms_norm(

@@ -19,7 +19,7 @@ def supports(query: Query) -> Verdict:
 
 def make_rotary_embedding() -> Call:
     """`rotary_embedding` through ``_C::rotary_embedding``, in place."""
-    op = compiled_operator("rotary_embedding")
+    op = compiled_operator("_C::rotary_embedding")
     keyless = takes_none(op, 2)
 
     def rotary_embedding(
