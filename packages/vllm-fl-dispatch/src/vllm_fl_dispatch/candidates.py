@@ -17,7 +17,7 @@ class Candidate:
     """An accepted implementation of an operator.
 
     Attributes:
-        fn: what is called; counts its calls where a report is on.
+        fn: what is called; keeps a record where a report or a shadow was asked for.
         missing: options of the contract that it does not take.
         mutated: positions of the arguments that it overwrites.
         data: positions of the tensors that its limits look at.
@@ -33,11 +33,11 @@ class Candidate:
     proven: set[Hashable] = field(default_factory=set)
 
     @classmethod
-    def of(cls, spec: OpSpec, impl: OpImpl, fn: Call, counted: Call) -> Candidate:
-        """A candidate for `fn`, which is called through `counted`."""
+    def of(cls, spec: OpSpec, impl: OpImpl, fn: Call, called: Call) -> Candidate:
+        """A candidate for `fn`, which is called through `called`."""
         index = positional_names(spec).index
         mutated, data = tuple(map(index, impl.mutates)), tuple(map(index, spec.data))
-        return cls(spec, impl, counted, missing_options(spec, fn), mutated, data)
+        return cls(spec, impl, called, missing_options(spec, fn), mutated, data)
 
     @property
     def limited(self) -> bool:

@@ -77,7 +77,7 @@ def may_continue(error: Exception, impl: OpImpl, *, strict: bool, inputs_intact:
     """
     if isinstance(error, OpNotSupported):
         return False
-    if _is_device_trouble(error) or not inputs_intact or _capturing():
+    if _is_device_trouble(error) or not inputs_intact or capturing():
         raise error
     if strict:
         raise ImplementationFailed(
@@ -104,7 +104,8 @@ def _is_device_trouble(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEVICE_ERRORS)
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
+    """Is the current stream of the device recording a graph?"""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_fl_dispatch import discovery, startup
 from vllm_fl_dispatch.config.effective import effective
-from vllm_fl_dispatch.config.environment import read, switch
+from vllm_fl_dispatch.config.environment import parsed, read, switch
 from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
@@ -23,6 +23,8 @@ from vllm_fl_dispatch.registry import OpRegistry
 from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
+from vllm_fl_dispatch.shadow import ANY, Shadow
+from vllm_fl_dispatch.shadow.records import Sampling
 from vllm_fl_dispatch.slots import Slot
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
 
@@ -46,6 +48,8 @@ class OpManager:
         self.registry = OpRegistry()
         self.failures = FailureMemory()
         self.report = Report()
+        #: What runs beside the selected implementations, where that was asked for.
+        self.shadow: Shadow | None = None
         self.records: tuple[PluginRecord, ...] = ()
         self._sources = None if sources is None else tuple(sources)
         self._policy = policy
@@ -86,7 +90,18 @@ class OpManager:
         if self._policy is None:
             self._configured = startup.configured(self.records)
         startup.check_names(self.policy, self.registry)
+        self._start_shadow()
         self._start_report()
+
+    def _start_shadow(self) -> None:
+        orders = parsed("VLLM_FL_SHADOW")
+        sampling = parsed("VLLM_FL_SHADOW_SAMPLE") or {}
+        if not orders:
+            return
+        named = {op: order for op, order in orders.items() if op != ANY}
+        wanted = SelectionPolicy(per_op_order=named, strict=self.policy.strict)
+        startup.check_names(wanted, self.registry, "VLLM_FL_SHADOW")
+        self.shadow = Shadow(self, orders, Sampling(**sampling))
 
     def _start_report(self) -> None:
         folder = read("VLLM_FL_REPORT")
@@ -113,6 +128,8 @@ class OpManager:
             self.registry = OpRegistry(self._before_build)
             self.registry.on_change = self._registry_changed
         self.report.forget()
+        if self.shadow is not None:
+            self.shadow.forget()
         if self._report_folder is not None:
             from vllm_fl_dispatch import report_files
 
@@ -202,6 +219,12 @@ class OpManager:
     def load(self, spec: OpSpec, impl: OpImpl) -> Call | None:
         """The function of an implementation; None if it cannot be loaded. See `Implementations`."""
         return self._implementations.load(spec, impl, strict=self.current_policy().strict)
+
+    def instrumented(self, spec: OpSpec, impl: OpImpl, mode: str, fn: Call, **where: Any) -> Call:
+        """`fn`, or where a report or a shadow was asked for, one function that calls it and
+        keeps a record. See `Report.counted` and `Shadow.compared`."""
+        fn = self.report.counted(impl, mode, fn)
+        return fn if self.shadow is None else self.shadow.compared(spec, impl, mode, fn, **where)
 
     def try_out(self, spec: OpSpec, impl: OpImpl, fn: Call, query: Query) -> str | None:
         """Why an implementation fails on a tiny input, or None. See `Implementations`."""

@@ -36,6 +36,8 @@ def start(manager: OpManager, folder: Path) -> None:
             write(manager, folder)
 
     manager.report.on_failure = save
+    if manager.shadow is not None:
+        manager.shadow.on_deviation = save
     # Children of multiprocessing skip atexit, but not these.
     util.Finalize(None, save, exitpriority=10)
     _save_on_sigterm(save)
@@ -60,6 +62,7 @@ def content(manager: OpManager) -> dict[str, Any]:
         "rank": rank(),
         "command": sys.argv,
         "rows": manager.report.as_dicts(),
+        "shadow": [] if manager.shadow is None else manager.shadow.as_dicts(),
         "failures": [
             {"op": f.op_name, "impl_id": f.impl_id, "for": str(f.key), "error": f.error,
              "origin": f.origin}

@@ -6,6 +6,7 @@ Where nothing needs a check, the implementation itself stands in the slot. Where
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Slot:
         mode: how the report names calls through this slot.
         stock: vLLM's own function with the contract's signature, where a layer offers it.
         refused: impl_id -> why it failed when it was tried for this query.
+        layer: the layer whose calls these are, where they are those of one.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Slot:
         mode: str = "eager",
         stock: Call | None = None,
         refused: dict[str, str] | None = None,
+        layer: weakref.ref[Any] | None = None,
     ) -> None:
         self.manager = manager
         self.spec = spec
@@ -56,6 +59,7 @@ class Slot:
         self.mode = mode
         self.stock = stock
         self.refused = refused or {}
+        self.layer = layer
         self.resolution: Resolution | None = None
         self._candidates: tuple[Candidate, ...] = ()
         self._by_fn: dict[Call, Candidate] = {}
@@ -130,9 +134,11 @@ class Slot:
         fn = self.stock if impl.impl_id == "stock" else self.manager.load(self.spec, impl)
         if fn is None:
             return None
-        counted = self.manager.report.counted(impl, self.mode, fn)
-        known = next((c for c in self._candidates if c.impl is impl and c.fn is counted), None)
-        return known or Candidate.of(self.spec, impl, fn, counted)
+        called = self.manager.instrumented(
+            self.spec, impl, self.mode, fn, layer=self.layer, stock=self.stock
+        )
+        known = next((c for c in self._candidates if c.impl is impl and c.fn is called), None)
+        return known or Candidate.of(self.spec, impl, fn, called)
 
     def _rebind(self) -> None:
         first = self._candidates[0]

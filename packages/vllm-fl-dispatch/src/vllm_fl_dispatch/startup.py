@@ -65,8 +65,11 @@ def configured(records: Iterable[PluginRecord]) -> SelectionPolicy:
     return found.policy
 
 
-def check_names(policy: SelectionPolicy, registry: OpRegistry) -> None:
+def check_names(policy: SelectionPolicy, registry: OpRegistry, where: str = "policy") -> None:
     """Warn of names in a policy that nothing here has.
+
+    Args:
+        where: what the warning names as the place of the mistake.
 
     Raises:
         PolicyError: there is one, and the policy is strict.
@@ -83,5 +86,5 @@ def check_names(policy: SelectionPolicy, registry: OpRegistry) -> None:
     problems += [unknown_name("vendor", v, vendors) for v in listed if v not in vendors]
     for problem in problems:
         if policy.strict:
-            raise PolicyError(f"{problem} (the policy is strict)")
-        logger.warning("policy: %s", problem)
+            raise PolicyError(f"{where}: {problem} (the policy is strict)")
+        logger.warning("%s: %s", where, problem)

@@ -18,6 +18,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 console = Console()
+#: For what is not the answer: progress.
+asides = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from vllm_fl_dispatch.cli import (
+    bench,
+    bisect,
     config,
     demo,
     doctor,
@@ -11,12 +13,15 @@ from vllm_fl_dispatch.cli import (
     ops,
     plugins,
     report,
+    tune,
     verify,
 )
 from vllm_fl_dispatch.cli.app import app
 
 __all__ = [
     "app",
+    "bench",
+    "bisect",
     "config",
     "demo",
     "doctor",
@@ -25,5 +30,6 @@ __all__ = [
     "ops",
     "plugins",
     "report",
+    "tune",
     "verify",
 ]

@@ -79,7 +79,7 @@ def hypothetical(
     known: dict[str, Any] = {}
     numel = None
     if dtype is not None:
-        known["dtype"] = _dtype(dtype)
+        known["dtype"] = dtype_named(dtype)
     if shape is not None:
         sizes = shape.lower().split("x")
         if not all(size.isdigit() for size in sizes):
@@ -96,11 +96,12 @@ def hypothetical(
         except yaml.YAMLError as error:
             raise PolicyError(f"--fact: {text!r}: {error}") from error
         if name.endswith("dtype"):
-            known[name] = _dtype(value)
+            known[name] = dtype_named(value)
     return known or None, numel
 
 
-def _dtype(name: str) -> Any:
+def dtype_named(name: str) -> Any:
+    """A dtype of torch, by name; PolicyError if there is none."""
     try:
         import torch
     except ImportError:

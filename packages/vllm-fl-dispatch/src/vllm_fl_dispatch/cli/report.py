@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from vllm_fl_dispatch import report_files
 from vllm_fl_dispatch.cli.app import AsJson, app, show, table
@@ -22,7 +23,7 @@ def report(
         "What ran", "rank", "process", "operator", "implementation", "kind", "mode", "layers",
         "calls", "failures",
     )  # fmt: skip
-    lines = []
+    deviations, lines = _deviations(), []
     for each in reports:
         rank = "" if each["rank"] is None else str(each["rank"])
         process = f"{each['host']} {each['pid']}"
@@ -37,10 +38,45 @@ def report(
             )
             for f in each["failures"]
         ]
+        lines += _add_deviations(deviations, (rank, process), each.get("shadow", []))
         lines += [
             f"{process}: registered, but no such operator: {name}"
             for name in each["unknown_operators"]
         ]
-    show(as_json, reports, made, *lines)
+    show(as_json, reports, made, *([deviations] if deviations.row_count else []), *lines)
     if not reports:
         raise typer.Exit(1)
+
+
+def _deviations() -> Table:
+    return table(
+        "What deviates from its shadow, in the order in which it was seen", "rank", "process",
+        "operator", "layer", "implementation", "beside", "tolerance", "first", "largest",
+        "arguments of the first",
+    )  # fmt: skip
+
+
+def _add_deviations(made: Table, process: tuple[str, str], rows: list[dict[str, Any]]) -> list[str]:
+    """Add the rows that deviate to the table; returns a line for each operator's others."""
+    others: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        first, largest = row["first"], row["largest"]
+        if first is None:
+            others.setdefault((row["op"], row["impl_id"], row["beside"]), []).append(row)
+            continue
+        made.add_row(
+            *process, row["op"], row["layer"] or f"(unknown, {row['mode']})", row["impl_id"],
+            row["beside"], f"{first['tolerance']:g} ulp", _deviation(first),
+            "" if first == largest else _deviation(largest), first["arguments"],
+        )  # fmt: skip
+    return [
+        f"{process[1]}: {op} by {impl_id} keeps to {beside} within the tolerance in "
+        f"{len(same)} layers ({sum(row['compared'] for row in same)} calls compared, "
+        f"at most {max(row['largest']['ulp'] for row in same):.3g} ulp apart)"
+        for (op, impl_id, beside), same in others.items()
+    ]
+
+
+def _deviation(found: dict[str, Any]) -> str:
+    size = found["note"] or f"{float(found['ulp']):.3g} ulp"
+    return f"call {found['call']}: {size}"

@@ -23,9 +23,13 @@ def carry(policy: SelectionPolicy | None) -> None:
     """Hand a policy to all processes that are started from now on; None takes it back."""
     if policy is None:
         os.environ.pop(VARIABLE, None)
-        return
-    values = {f.name: _plain(getattr(policy, f.name)) for f in fields(policy)}
-    os.environ[VARIABLE] = json.dumps(values)
+    else:
+        os.environ[VARIABLE] = spelled(policy)
+
+
+def spelled(policy: SelectionPolicy) -> str:
+    """A policy as the value of `VARIABLE`."""
+    return json.dumps({f.name: _plain(getattr(policy, f.name)) for f in fields(policy)})
 
 
 def carried(environ: Mapping[str, str] | None = None) -> SelectionPolicy | None:

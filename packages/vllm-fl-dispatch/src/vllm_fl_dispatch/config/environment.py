@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_fl_dispatch.config.values import parse_bool, parse_names, parse_op_config, parse_per_op
+from vllm_fl_dispatch.config.values import (
+    parse_bool,
+    parse_names,
+    parse_op_config,
+    parse_per_op,
+    parse_sampling,
+)
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import nearest
@@ -60,17 +66,22 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PLUGIN_MODULES", "modules to load as plugins, comma list"),
     Variable("VLLM_FL_DISABLED_PLUGINS", "plugins not even imported, comma list"),
     Variable("VLLM_FL_REPORT", "folder for the record of what ran"),
+    Variable("VLLM_FL_SHADOW", "op1=token|token;*=token: what runs beside the selected "
+             "implementations, to be compared", parse_per_op),
+    Variable("VLLM_FL_SHADOW_SAMPLE", "first=N;every=N: which calls of a layer are compared",
+             parse_sampling),
     Variable("VLLM_FL_LOG_LEVEL", "DEBUG, INFO, WARNING or ERROR"),
     Variable("VLLM_FL_DISPATCH_DEBUG", "1: log the whole resolution at each binding", parse_bool),
     Variable("VLLM_FL_CARRIED_POLICY", "written by set_global_policy for the workers; do not set"),
     Variable("VLLM_FL_FINGERPRINT", "computed: identity of the selection; do not set"),
 )  # fmt: skip
 #: What a policy file replaces.
-POLICY_VARIABLES = frozenset(
-    variable.name
-    for variable in VARIABLES
-    if variable.setting or variable.parse in (parse_per_op, parse_op_config)
-) | {"VLLM_FL_FLAGOS_BLACKLIST_APPEND", "VLLM_FL_PLATFORM"}
+POLICY_VARIABLES = frozenset(variable.name for variable in VARIABLES if variable.setting) | {
+    "VLLM_FL_FLAGOS_BLACKLIST_APPEND",
+    "VLLM_FL_OP_CONFIG",
+    "VLLM_FL_PER_OP",
+    "VLLM_FL_PLATFORM",
+}
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -83,6 +94,17 @@ def switch(name: str, default: bool, environ: Mapping[str, str] | None = None) -
     """A boolean variable; raises PolicyError for a spelling that is none."""
     value = read(name, environ)
     return default if value is None else parse_bool(value, name, default)
+
+
+def parsed(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """The value of a variable as its row of the table parses it, or None where it is unset.
+
+    Raises:
+        PolicyError: a wrong value.
+    """
+    text = read(name, environ)
+    parse = next(variable.parse for variable in VARIABLES if variable.name == name)
+    return None if text is None or parse is None else parse(text, name)
 
 
 def enabled(environ: Mapping[str, str] | None = None) -> bool:

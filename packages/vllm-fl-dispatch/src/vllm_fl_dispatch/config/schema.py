@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from vllm_fl_dispatch.config.measured import differences
 from vllm_fl_dispatch.config.values import parse_bool
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.registry import nearest
@@ -81,9 +82,15 @@ class PolicyFile(Settings):
         None, description="settings that replace the others where vLLM compiles the model"
     )
 
+    measured_on: dict[str, str] = Field(
+        {},
+        description="device, driver and versions that the file is tuned for; on others it warns",
+    )
+
     def values(self) -> dict[str, Any]:
         """The given settings, with those of `compiled` as a mapping."""
         given = super().values()
+        given.pop("measured_on", None)
         if given.get("compiled") is not None:
             given["compiled"] = given["compiled"].values()
         else:
@@ -152,6 +159,12 @@ def checked_settings(data: object, where: str, text: str = "") -> tuple[dict[str
         raise PolicyError(_explain(where, text, error)) from None
     if warnings and settings.strict:
         raise PolicyError("\n".join(warnings))
+    elsewhere = list(differences(settings.measured_on))
+    if elsewhere:
+        warnings.append(
+            f"{where} was tuned elsewhere: {'; '.join(elsewhere)}. It applies; vllm-fl tune writes "
+            "one for this machine"
+        )
     return settings.values(), warnings
 
 

@@ -52,6 +52,26 @@ def parse_per_op(text: str, where: str) -> dict[str, tuple[str, ...]]:
     return orders
 
 
+def parse_sampling(text: str, where: str) -> dict[str, int]:
+    """Read ``first=8;every=100``; either may be left out.
+
+    Raises:
+        PolicyError: another name, one given twice, or no whole number from 0 on.
+    """
+    values: dict[str, int] = {}
+    for item in filter(str.strip, text.split(";")):
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name not in ("first", "every") or not value.isdecimal():
+            raise PolicyError(
+                f"{where}: {item.strip()!r} is not accepted; accepted: first=N (the first N calls "
+                "of each layer) and every=N (every n-th after them; 0: none)"
+            )
+        if name in values:
+            raise PolicyError(f"{where}: {name!r} is named twice")
+        values[name] = int(value)
+    return values
+
+
 def parse_op_config(text: str, where: str) -> dict[str, tuple[str, ...]]:
     """Read ``{"rms_norm": "vendor"}``, or a path to a file with that: the kind that comes first.
 

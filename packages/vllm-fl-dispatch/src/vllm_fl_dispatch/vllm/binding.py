@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,9 @@ class Binder:
 
     def __init__(self, manager: OpManager, layer: Any) -> None:
         self._manager = manager
+        self._layer = weakref.ref(layer)
+        if manager.shadow is not None:
+            manager.shadow.watch(layer)
         self._compiled = compat.is_compiling_model()
         self._off = compat.is_switched_off(type(layer))
 
@@ -95,7 +99,9 @@ class Binder:
             return self._compiled_call(spec, impl, fn, native)
         # The policy of an open scope stays with the layer; the process-wide one is followed.
         own_policy = None if policy is manager.policy else policy
-        slot = manager.new_slot(spec, query=query, policy=own_policy, stock=stock, refused=refused)
+        slot = manager.new_slot(
+            spec, query=query, policy=own_policy, stock=stock, refused=refused, layer=self._layer
+        )
         slot.bind()
         if slot.current_impl is impl:
             slot.proven()
@@ -103,7 +109,10 @@ class Binder:
 
     def _stock(self, impl: OpImpl, stock: Call) -> Bound:
         if not self._compiled:
-            stock = self._manager.report.counted(impl, "stock", stock)
+            spec = self._manager.registry.spec(impl.op_name)
+            stock = self._manager.instrumented(
+                spec, impl, "stock", stock, layer=self._layer, stock=stock
+            )
         return Bound(stock, impl, "stock")
 
     def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None) -> Bound:

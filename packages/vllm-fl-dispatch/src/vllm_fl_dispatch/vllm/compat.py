@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.logger_manager import get_logger
@@ -193,3 +195,24 @@ def matched_cache(layer: Any, query: Any) -> Any:
     """
     cache = layer._match_cos_sin_cache_dtype(query)
     return layer.cos_sin_cache if cache is None else cache
+
+
+@contextmanager
+def eager_configuration() -> Iterator[None]:
+    """Layers built inside are those of a model that vLLM runs eagerly, with its own kernels."""
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(_eager_config()):
+        yield
+
+
+@cache
+def _eager_config() -> Any:
+    from vllm.config import CompilationConfig, VllmConfig
+
+    config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+    # Releases with vLLM IR choose kernels by a priority, which workers install.
+    priority: Any = getattr(getattr(config, "kernel_config", None), "ir_op_priority", None)
+    if hasattr(priority, "set_default"):
+        priority.set_default()
+    return config

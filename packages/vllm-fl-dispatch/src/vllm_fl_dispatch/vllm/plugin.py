@@ -61,8 +61,9 @@ def _wanted(manager: OpManager, op: str, stock: bool) -> bool:
     policy = manager.current_policy()
     if policy.layer_objection(manager.registry.spec(op).names):
         return False
-    # A report shows vLLM's own layers as well, so they are replaced in order to be seen.
-    if manager.report.enabled:
+    # A report shows vLLM's own layers as well, so they are replaced in order to be seen; a shadow
+    # needs them to be called through us.
+    if manager.report.enabled or (manager.shadow is not None and manager.shadow.order_for(op)):
         return True
     return any(_is_dispatched(manager, op, compiled, stock) for compiled in (False, True))
 

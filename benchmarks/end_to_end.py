@@ -1,0 +1,295 @@
+"""Whole models through vLLM under several policies, resident side by side in one process.
+
+usage: python benchmarks/end_to_end.py --shape 8b --mode graphs --policies stock default vendor
+
+Weights are dummies: they tell time, not tokens. One engine per policy is built, then windows of
+decoding alternate among the engines. Quoted are device time per decode step (CUDA events around
+the model runner's step, and where the profiler works the sum of the kernels' own times) and
+tokens per second, as ratios to the first policy of the same window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+# Engines are built under one policy each, below; vLLM's own loading would activate just one.
+os.environ["VLLM_PLUGINS"] = ""
+
+#: name -> configuration of a Hugging Face model
+SHAPES: dict[str, dict[str, Any]] = {
+    "8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    },
+    "0.6b": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    },
+}  # fmt: skip
+
+#: name -> what to set on top of the defaults of the platform; None: the plugin is not active
+POLICIES: dict[str, dict[str, Any] | None] = {
+    "stock": None,
+    "default": {},
+    "vendor": {"prefer": "vendor", "orders": "vendor|reference"},
+    "flagos": {"prefer": "flagos", "orders": "flagos|reference"},
+    "reference": {"prefer": "reference", "orders": "reference"},
+}
+
+
+@dataclass
+class Engine:
+    """One engine and what was measured on it: (batch, window) in the order of the windows."""
+
+    name: str
+    llm: Any
+    served: dict[str, str]
+    steps: list[tuple[Any, Any]] = field(default_factory=list)
+    results: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+
+
+def build(name: str, model: Path, mode: str, share: float) -> Engine:
+    """An engine under a policy, its layers bound to it."""
+    from vllm_fl_dispatch import get_default_manager, policy_context
+    from vllm_fl_dispatch.vllm.plugin import activate
+
+    manager = get_default_manager()
+    manager.report.enabled = False
+    settings = POLICIES[name]
+    scope: Any = nullcontext()
+    if settings is not None:
+        policy = manager.policy
+        if settings:
+            ops = [op for op in manager.registry.op_names() if manager.registry.impls(op)]
+            orders: Any = dict.fromkeys(ops, settings["orders"])
+            policy = policy.with_values("benchmark", prefer=settings["prefer"])
+            policy = policy.with_values("benchmark", per_op_order=orders)
+        scope = policy_context(policy)
+    import vllm
+
+    with scope:
+        if settings is not None:
+            print(f"{name}: layers replaced: {activate()}", file=sys.stderr)
+        else:
+            clear()
+        llm = vllm.LLM(
+            model=str(model),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=mode == "eager",
+            gpu_memory_utilization=share,
+            max_model_len=1024,
+            max_num_seqs=64,
+            distributed_executor_backend="uni",
+            enable_prefix_caching=False,
+        )
+    engine = Engine(name, llm, _served(llm))
+    clear()
+    _watch(engine)
+    return engine
+
+
+def clear() -> None:
+    """Let vLLM construct its own classes again."""
+    from vllm_fl_dispatch.vllm.layers import Dispatched
+    from vllm_fl_dispatch.vllm.replaceable import replaceable
+
+    for layer in replaceable():
+        if issubclass(layer.site.current() or object, Dispatched):
+            layer.site.remove()
+
+
+def _runner(llm: Any) -> Any:
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def _served(llm: Any) -> dict[str, str]:
+    """class of a layer -> the function it runs, as a check that policies were in force."""
+    found = {}
+    for module in _runner(llm).model.modules():
+        method = getattr(module, "_forward_method", None)
+        if method is not None:
+            name = getattr(method, "__qualname__", str(method))
+            found[type(module).__name__] = name
+    return found
+
+
+def _watch(engine: Engine) -> None:
+    """Events around each pure decode step."""
+    import torch
+
+    runner = _runner(engine.llm)
+    original: Callable[..., Any] = runner.execute_model
+
+    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = scheduler_output.num_scheduled_tokens.values()
+        if not counts or max(counts) > 1:
+            return original(scheduler_output, *args, **kwargs)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        result = original(scheduler_output, *args, **kwargs)
+        end.record()
+        engine.steps.append((begin, end))
+        return result
+
+    runner.execute_model = execute_model
+
+
+def window(engine: Engine, batch: int, tokens: int, profiled: bool = False) -> dict[str, float]:
+    """One window of decoding."""
+    import torch
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=[(i * 7 + j) % 1000 + 3 for j in range(32)])
+               for i in range(batch)]  # fmt: skip
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    engine.steps.clear()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    if profiled:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            engine.llm.generate(prompts, sampling, use_tqdm=False)
+            torch.cuda.synchronize()
+        busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e3
+        return {"busy_ms_per_step": busy / tokens}
+    engine.llm.generate(prompts, sampling, use_tqdm=False)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    steps = [first.elapsed_time(last) for first, last in engine.steps]
+    return {
+        "device_ms_per_step": statistics.median(steps),
+        "host_ms_per_step": seconds * 1e3 / tokens,
+        "tokens_per_second": batch * tokens / seconds,
+    }
+
+
+def measure(engines: list[Engine], batches: list[int], windows: int, tokens: int) -> None:
+    """Alternate windows among the engines; the first round is thrown away."""
+    for batch in batches:
+        for number in range(windows + 1):
+            order = engines if number % 2 else engines[::-1]
+            for engine in order:
+                result = window(engine, batch, tokens)
+                if number:
+                    engine.results.setdefault(batch, []).append(result)
+        for engine in engines:
+            try:
+                profiled = window(engine, batch, tokens, profiled=True)
+            except RuntimeError as error:  # a machine without the profiler's interface
+                print(f"no profile: {error}", file=sys.stderr)
+                continue
+            for result in engine.results[batch]:
+                result.update(profiled)
+
+
+def summary(engines: list[Engine], batches: list[int]) -> list[dict[str, Any]]:
+    """Medians, and ratios to the first engine window by window."""
+    rows = []
+    for batch in batches:
+        base = engines[0].results[batch]
+        for engine in engines:
+            results = engine.results[batch]
+            row: dict[str, Any] = {"policy": engine.name, "batch": batch}
+            for key in results[0]:
+                row[key] = statistics.median(r[key] for r in results)
+                ratios = [r[key] / b[key] for r, b in zip(results, base, strict=True) if b[key]]
+                row[f"{key}_ratio"] = statistics.median(ratios) if ratios else None
+            rows.append(row)
+    return rows
+
+
+def machine() -> dict[str, str]:
+    """What it ran on."""
+    import torch
+    import vllm
+
+    from vllm_fl_dispatch.probing import version_of
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "driver": _driver(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "triton": version_of("triton") or "",
+        "vllm": vllm.__version__,
+        "flag_gems": version_of("flag-gems") or version_of("flag_gems") or "",
+        "python": platform.python_version(),
+    }
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().split("  ")[1].strip() if path.exists() else "unknown"
+
+
+def main() -> None:
+    """Build, measure, print a table and append the raw figures to a file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--mode", choices=("eager", "graphs"), default="graphs")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["stock", "default"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])
+    parser.add_argument("--windows", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--layers", type=int, help="fewer layers, for a trial of the script")
+    parser.add_argument("--output", type=Path, help="file to append the raw figures to")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    config = dict(SHAPES[options.shape])
+    if options.layers:
+        config["num_hidden_layers"] = options.layers
+    (folder / "config.json").write_text(json.dumps(config))
+    share = 0.8 / len(options.policies)
+    engines = []
+    for name in options.policies:
+        begin = time.perf_counter()
+        engines.append(build(name, folder, options.mode, share))
+        print(f"{name}: built in {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+    measure(engines, options.batches, options.windows, options.tokens)
+    rows = summary(engines, options.batches)
+    for row in rows:
+        figures = "  ".join(
+            f"{key} {value:.3f}" for key, value in row.items() if isinstance(value, float)
+        )
+        print(
+            f"{options.shape} {options.mode} batch {row['batch']:<3} {row['policy']:<10} {figures}"
+        )
+    if options.output:
+        record = {
+            "machine": machine(),
+            "shape": options.shape,
+            "mode": options.mode,
+            "tokens": options.tokens,
+            "served": {engine.name: engine.served for engine in engines},
+            "windows": {engine.name: engine.results for engine in engines},
+            "summary": rows,
+        }
+        with options.output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

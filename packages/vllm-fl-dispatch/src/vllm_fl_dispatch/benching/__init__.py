@@ -1,0 +1,1 @@
+"""How fast each implementation of an operator is, at the sizes of a model."""

@@ -1,0 +1,155 @@
+"""``vllm-fl bisect -- COMMAND``: which operators' implementations make a command fail."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from vllm_fl_dispatch.api import get_default_manager
+from vllm_fl_dispatch.bisecting.policies import Choices, Order
+from vllm_fl_dispatch.bisecting.search import Culprits, culprits
+from vllm_fl_dispatch.bisecting.trials import Trial, Trials
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, table
+from vllm_fl_dispatch.config.environment import parsed, read
+from vllm_fl_dispatch.config.values import parse_names
+from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.tokens import parse_order
+
+FOUND, PASSES, FAILS_ANYWAY = 0, 1, 3
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def bisect(
+    command: Annotated[list[str], typer.Argument(help="Exits with 0 where the result is right.")],
+    against: Annotated[
+        str, typer.Option(help="Tokens of what an operator is served by instead.")
+    ] = "reference",
+    ops: Annotated[
+        str, typer.Option(help="Only these operators, comma list; the others stay as they are.")
+    ] = "",
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which a run counts as failed.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for what COMMAND prints; else a temporary one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the smallest set of operators whose implementations make COMMAND fail.
+
+    COMMAND runs again and again, with some operators as the present policy has them and the
+    others on --against. Exit codes: 0 found, 1 COMMAND passes under the present policy,
+    2 wrong usage, 3 COMMAND fails with every operator on --against as well.
+    """
+    manager = get_default_manager()
+    manager.ensure_built()
+    order = parse_order(against, "--against")
+    choices = Choices.of(manager, order, parse_names(ops) or manager.registry.op_names())
+    if not choices.present:
+        raise PolicyError(f"the present policy serves every operator as {against} would")
+    folder = output or Path(tempfile.mkdtemp(prefix="vllm-fl-bisect-"))
+    everything = tuple(choices.present)
+    with asides.status("") as status:
+
+        def tell(trial: Trial) -> None:
+            if not as_json:
+                console.print(_line(trial, everything, against))
+
+        trials = Trials(command, choices, folder, timeout=timeout, tell=tell)
+
+        def fails(on: tuple[str, ...]) -> bool:
+            status.update(f"run {len(trials.done) + 1}: {', '.join(on) or 'none'} as at present")
+            return trials.fails(on)
+
+        found, code = None, PASSES
+        if fails(everything):
+            code = FAILS_ANYWAY if fails(()) else FOUND
+        if code == FOUND:
+            found = culprits(everything, fails)
+    _print(trials.done, found, code, choices, folder, as_json)
+    raise typer.Exit(code)
+
+
+def _line(trial: Trial, everything: tuple[str, ...], against: str) -> str:
+    names = "all" if trial.on == everything else ", ".join(trial.on) or "none"
+    verdict = "[red]fails[/]" if trial.failed else "[green]passes[/]"
+    return f"run {trial.number}: {verdict}, {trial.seconds:.1f} s; not on {against}: {names}"
+
+
+def _print(
+    trials: list[Trial],
+    found: Culprits | None,
+    code: int,
+    choices: Choices,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    against = "|".join(choices.against)
+    made = table(
+        "Runs", "run", "as at present", f"on {against}", "exit code", "seconds", "verdict", "output"
+    )
+    for trial in trials:
+        off = [op for op in choices.present if op not in trial.on]
+        made.add_row(
+            str(trial.number), ", ".join(trial.on) or "(none)", ", ".join(off) or "(none)",
+            "(timeout)" if trial.code is None else str(trial.code), f"{trial.seconds:.1f}",
+            "fails" if trial.failed else "passes", trial.output.name,
+            style="red" if trial.failed else "green",
+        )  # fmt: skip
+    data: dict[str, Any] = {
+        "outcome": {FOUND: "found", PASSES: "passes", FAILS_ANYWAY: "fails anyway"}[code],
+        "against": against,
+        "output": str(folder),
+        "runs": [trial.as_dict() for trial in trials],
+    }
+    remedy: list[str] = []
+    if found is None:
+        lines = [_nothing_found(code, against)]
+    else:
+        remedy, settings = _remedy(choices, found.avoid)
+        data |= {"culprits": found.sets, "avoid": found.avoid, **settings}
+        lines = [f"[bold red]{_named(each)}[/] makes it fail" for each in found.sets]
+        lines.append("This avoids the fault:")
+    show(as_json, data, made, *lines)
+    if not as_json:
+        # To be copied: not wrapped.
+        print(*remedy, f"output of all runs: {folder}", sep="\n")
+
+
+def _named(together: tuple[str, ...]) -> str:
+    return " together with ".join(together)
+
+
+def _nothing_found(code: int, against: str) -> str:
+    if code == PASSES:
+        return "COMMAND passes under the present policy: there is nothing to find"
+    return (
+        f"COMMAND fails with every operator on {against} as well: the cause is none of these "
+        "operators, or COMMAND does not use vllm-fl"
+    )
+
+
+def _remedy(choices: Choices, avoid: tuple[str, ...]) -> tuple[list[str], dict[str, Any]]:
+    """What the user adds to his settings, as lines and for JSON.
+
+    A variable, or lines for the policy file where one is in force and replaces the variable.
+    """
+    orders = choices.orders_avoiding(avoid)
+    file = read("VLLM_FL_CONFIG")
+    if file is None:
+        present: dict[str, Order] = parsed("VLLM_FL_PER_OP") or {}
+        spelled = ";".join(f"{op}={'|'.join(o)}" for op, o in {**present, **orders}.items())
+        return [f'VLLM_FL_PER_OP="{spelled}"'], {"VLLM_FL_PER_OP": spelled}
+    settings: dict[str, Any] = {"op_backends": _plain(orders)}
+    if choices.policy.compiled:
+        compiled = choices.orders_avoiding(avoid, compiled=True)
+        settings["compiled"] = {"op_backends": _plain(compiled)}
+    return [f"in {file}:", yaml.safe_dump(settings, sort_keys=False).rstrip()], settings
+
+
+def _plain(orders: dict[str, Order]) -> dict[str, str]:
+    return {op: "|".join(order) for op, order in orders.items()}

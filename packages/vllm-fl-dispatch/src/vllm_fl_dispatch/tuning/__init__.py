@@ -1,0 +1,1 @@
+"""A policy file from measurements: which implementation is right, and which of those is fast."""
