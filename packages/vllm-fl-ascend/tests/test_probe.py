@@ -17,7 +17,8 @@ from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.types import Origin
 
 
-def test_a_missing_library_says_how_to_get_it() -> None:
+def test_a_missing_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "torch_npu is not installed: pip install torch-npu" in probe.library_installed().reason
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,6 +81,13 @@ def import_operators() -> None:
     """Import torch_npu, on stand-ins that are loaded already."""
     for name in ("torch_npu", "torch_npu.op_plugin.atb._atb_ops"):
         importlib.import_module(name)
+
+
+def environ_of_child() -> dict[str, str]:
+    """The environment for a process that imports torch_npu on stand-ins of its own."""
+    # With ASCEND_HOME_PATH, torch_npu looks for all of CANN when it is imported.
+    kept = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
+    return {**kept, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def overload(name: str) -> Any:

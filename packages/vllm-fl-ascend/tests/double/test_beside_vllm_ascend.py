@@ -7,11 +7,12 @@ a name.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from npu_double.install import environ_of_child
 
 pytest.importorskip("vllm", reason="vLLM is not installed: nox -s ascend")
 
@@ -25,6 +26,13 @@ SHARED = (
 )
 
 CODE = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {double!r})
+from npu_double import install
+
+install.install(Path({folder!r}))
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers import activation, layernorm, rotary_embedding
 from vllm_fl_dispatch.vllm.plugin import activate
@@ -47,11 +55,11 @@ except AssertionError as error:
 """
 
 
-def test_its_layers_take_their_names_and_the_others_stay_dispatched() -> None:
-    code = CODE.format(shared=SHARED)
+def test_its_layers_take_their_names_and_the_others_stay_dispatched(tmp_path: Path) -> None:
+    code = CODE.format(shared=SHARED, double=str(Path(__file__).parent), folder=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "VLLM_FL_PREFER": "reference", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**environ_of_child(), "VLLM_FL_PREFER": "reference"},
         capture_output=True,
         text=True,
         check=False,
