@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vllm_fl_ascend import plugin, probe
-from vllm_fl_dispatch import OpManager, SelectionPolicy, policy_from_config
+from vllm_fl_dispatch import OpManager, OpNotSupported, SelectionPolicy, policy_from_config
 from vllm_fl_dispatch.discovery import Source
 from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.types import Origin
@@ -49,8 +49,9 @@ def test_it_registers_its_table() -> None:
     manager = OpManager(SelectionPolicy(), [source])
     manager.ensure_built()
     (record,) = manager.records
-    assert (record.status, record.impl_count) == ("loaded", len(plugin.OPERATORS))
-    assert manager.registry.orphans() == ()
+    # The operators, and the attention backend, which an older core knows nothing of.
+    assert (record.status, record.impl_count) == ("loaded", len(plugin.OPERATORS) + 1)
+    assert {impl.op_name for impl in manager.registry.orphans()} <= {"attention_backend"}
 
 
 #: What a torch_npu without a working driver was seen to raise, and worse.
@@ -115,13 +116,22 @@ def test_the_shipped_defaults_are_a_policy_without_unknown_names() -> None:
     path = plugin.vllm_fl_platform_config("ascend")
     assert path is not None
     policy = policy_from_config(path)
-    known = {spec.name for spec in SPECS}
+    known = {spec.name for spec in SPECS} | {"attention_backend"}
     assert set(policy.per_op_order) <= known
     # What the table offers comes first.
     for op in plugin.OPERATORS:
         order = policy.per_op_order.get("rms_norm" if op == "fused_add_rms_norm" else op)
         assert order is not None
         assert str(order[0]) == "vendor:ascend"
+
+
+def test_the_attention_backend_is_named_or_refused_with_the_reason() -> None:
+    path = plugin.attention_backend()
+    assert path == "vllm_fl_ascend.vllm.attention.AscendAttentionBackend"
+    with pytest.raises(OpNotSupported, match="has no MLA, sparse attention"):
+        plugin.attention_backend(True, True)
+    with pytest.raises(OpNotSupported, match="has no sinks"):
+        plugin.attention_backend(has_sink=True)
 
 
 def test_diagnosis_names_library_and_device() -> None:

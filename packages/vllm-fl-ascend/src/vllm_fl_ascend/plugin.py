@@ -14,6 +14,7 @@ from vllm_fl_dispatch import (
     BackendImplKind,
     DeviceSpec,
     OpImpl,
+    OpNotSupported,
     Query,
     Registrar,
     Verdict,
@@ -73,9 +74,35 @@ def supports(op_name: str, query: Query) -> Verdict:
     return verdict
 
 
+def attention_backend(
+    use_mla: bool = False, use_sparse: bool = False, *, has_sink: bool = False
+) -> str:
+    """The class of vLLM's attention backends; see the selector of this name.
+
+    Raises:
+        OpNotSupported: the kernels do not have what is asked for.
+    """
+    wanted = {"MLA": use_mla, "sparse attention": use_sparse, "sinks": has_sink}
+    missing = [what for what, asked in wanted.items() if asked]
+    if missing:
+        raise OpNotSupported(f"the attention of vllm-fl-ascend has no {', '.join(missing)}")
+    return "vllm_fl_ascend.vllm.attention.AscendAttentionBackend"
+
+
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """torch_npu's operators."""
+    """torch_npu's operators, and the attention of vLLM's layers."""
+    registrar.add(
+        OpImpl(
+            "attention_backend",
+            "vendor.ascend",
+            BackendImplKind.VENDOR,
+            attention_backend,
+            "ascend",
+            installed=library_installed,
+            available=device_present,
+        )
+    )
     registrar.add_many(
         OpImpl(
             op_name,

@@ -70,6 +70,8 @@ def wheel() -> Path:
 def install(folder: Path) -> None:
     """Import torch_npu on stand-ins built in `folder`, and register the model for the CPU."""
     stubs.preload(stubs.build(wheel(), folder))
+    # For the processes that this one starts, and for the probes: both find CANN there.
+    os.environ["LD_LIBRARY_PATH"] = str(folder)
     import_operators()
     for name in MODEL:
         namespace, _, op = name.partition("::")
@@ -81,13 +83,6 @@ def import_operators() -> None:
     """Import torch_npu, on stand-ins that are loaded already."""
     for name in ("torch_npu", "torch_npu.op_plugin.atb._atb_ops"):
         importlib.import_module(name)
-
-
-def environ_of_child() -> dict[str, str]:
-    """The environment for a process that imports torch_npu on stand-ins of its own."""
-    # With ASCEND_HOME_PATH, torch_npu looks for all of CANN when it is imported.
-    kept = {name: value for name, value in os.environ.items() if name != "ASCEND_HOME_PATH"}
-    return {**kept, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def overload(name: str) -> Any:
