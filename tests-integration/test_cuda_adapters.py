@@ -35,8 +35,11 @@ def loaded_subjects() -> list[Subject]:
 
 # Triton's experts need a device.
 SUBJECTS = [each for each in loaded_subjects() if each.spec.name != "fused_experts"]
-# The CPU kernels work on whole vectors, which the CUDA ones do not need.
-PARAMETERS = [each for each in parameters(SUBJECTS) if "odd" not in str(each.id)]
+#: What only the CPU's kernels refuse: rows that are no whole vectors, options of the rotation.
+REFUSED = ("odd", "-offset", "-inverse")
+PARAMETERS = [
+    each for each in parameters(SUBJECTS) if not any(word in str(each.id) for word in REFUSED)
+]
 
 
 #: vLLM's CPU build has no operators for experts, and its own way to run them.

@@ -38,7 +38,7 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic_per_token_quant_int8": ("quantization", {}),
 }
 #: Modules of `impl/` with a `supports` of their own.
-PARTIAL = ("normalization", "rotary", "routing")
+PARTIAL = ("experts", "normalization", "rotary", "routing")
 
 DEVICE = DeviceSpec(
     platform="cuda",

@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
-from vllm_fl_dispatch import OpNotSupported
+from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
+
+
+def supports(query: Query) -> Verdict:
+    """Triton multiplies float32 matrices in tf32, which the contract does not accept."""
+    if query.op_name == "fused_experts" and query.dtype == torch.float32:
+        return Verdict.no("its matrix products of float32 are of tf32 accuracy")
+    return Verdict.yes()
 
 
 def make_moe_align_block_size() -> Call:

@@ -31,7 +31,9 @@ def make_rms_norm() -> Call:
             raise OpNotSupported(_NEEDS_WEIGHT)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if out.numel():
-            op(out, x.contiguous(), weight, epsilon)
+            # The kernel asks for the stride of a second dimension.
+            rows = x.contiguous() if x.dim() > 1 else x.reshape(1, -1)
+            op(out.view(rows.shape), rows, weight, epsilon)
         return out
 
     return rms_norm
@@ -49,7 +51,8 @@ def make_fused_add_rms_norm() -> Call:
             raise OpNotSupported(_NEEDS_WEIGHT)
         x, residual = x.contiguous(), residual.contiguous()
         if x.numel():
-            op(x, residual, weight, epsilon)
+            two_d = (-1, x.shape[-1]) if x.dim() == 1 else x.shape
+            op(x.view(two_d), residual.view(two_d), weight, epsilon)
         return x, residual
 
     return fused_add_rms_norm

@@ -21,6 +21,7 @@ def make_rotary_embedding() -> Call:
     """`rotary_embedding` through ``_C::rotary_embedding``, in place."""
     op = compiled_operator("_C::rotary_embedding")
     keyless = takes_none(op, 2)
+    has_options = len(op._schema.arguments) >= 8
 
     def rotary_embedding(
         positions: torch.Tensor,
@@ -29,18 +30,28 @@ def make_rotary_embedding() -> Call:
         head_size: int,
         cos_sin_cache: torch.Tensor,
         is_neox_style: bool,
+        *,
+        rope_dim_offset: int = 0,
+        inverse: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if key is None and not keyless:
+        # The kernel divides by the size of the key.
+        rotated = key if key is not None and key.numel() else None
+        if rotated is None and not keyless:
             raise OpNotSupported("the compiled operator of this vLLM needs a key")
+        options: tuple[int | bool, ...] = ()
+        if rope_dim_offset or inverse:
+            if not has_options:
+                raise OpNotSupported("the compiled operator of this vLLM has no such options")
+            options = (rope_dim_offset, inverse)
         if not query.numel():
             return query, key
         # Two dimensions are what every release of the operator takes alike.
         flat_query = query.flatten(1)
-        flat_key = None if key is None else key.flatten(1)
-        op(positions.flatten(), flat_query, flat_key, head_size, cos_sin_cache, is_neox_style)
-        rotated_key = None
-        if key is not None and flat_key is not None:
-            rotated_key = key if flat_key is key else flat_key.view(key.shape)
-        return (query if flat_query is query else flat_query.view(query.shape)), rotated_key
+        flat_key = None if rotated is None else rotated.flatten(1)
+        where = (positions.flatten(), flat_query, flat_key)
+        op(*where, head_size, cos_sin_cache, is_neox_style, *options)
+        if key is not None and flat_key is not None and flat_key is not key:
+            key = flat_key.view(key.shape)
+        return (query if flat_query is query else flat_query.view(query.shape)), key
 
     return rotary_embedding

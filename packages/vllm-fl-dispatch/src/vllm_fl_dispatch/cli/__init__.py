@@ -7,6 +7,10 @@ import sys
 
 def main() -> None:
     """Run the command line; errors of ours are one message and exit code 2."""
+    import os
+
+    # Standard output is for what the command prints: JSON may be asked for.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     from vllm_fl_dispatch.cli.commands import app
     from vllm_fl_dispatch.errors import DispatchError
 

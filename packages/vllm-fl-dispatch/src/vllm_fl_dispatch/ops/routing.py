@@ -193,5 +193,7 @@ SPECS = (
         canonical=cases.by_id,
         ulp_of="gating_output",
         max_ulp={"float32": 16.0, "float16": 4.0, "bfloat16": 4.0},
+        # A sigmoid through tanh, as in vLLM's kernel, is exact next to 1, not next to 0.
+        ulp_floor=1.0,
     ),
 )
