@@ -33,13 +33,20 @@ COMMON = {
     "npu::npu_swiglu",
 }
 DECODING = {"atb::_npu_paged_attention"}
+EXPERTS = {
+    "npu::npu_grouped_matmul",
+    "npu::npu_moe_finalize_routing",
+    "npu::npu_moe_gating_top_k_softmax",
+    "npu::npu_moe_init_routing_v2",
+}
 
 
 @pytest.mark.parametrize(
     ("name", "called", "options"),
     [
         ("qwen3", COMMON | DECODING, {"max_num_batched_tokens": 64}),
-        pytest.param("window", COMMON - {"npu::npu_rms_norm"}, {}, marks=pytest.mark.slow),
+        pytest.param("window", COMMON, {}, marks=pytest.mark.slow),
+        pytest.param("moe", COMMON | DECODING | EXPERTS, {}, marks=pytest.mark.slow),
     ],
 )
 def test_tokens(tmp_path: Path, name: str, called: set[str], options: dict[str, Any]) -> None:

@@ -112,11 +112,11 @@ def make_fused_experts() -> Call:
         tokens, topk = topk_ids.shape
         experts = w1.shape[0]
         x, ids = hidden_states.contiguous(), topk_ids
-        weights = topk_weights.to(x.dtype)
+        weights = topk_weights.float()
         if apply_router_weight_on_input:
             if topk != 1:
                 raise ValueError(f"apply_router_weight_on_input needs topk 1, found {topk}")
-            x, weights = x * weights, torch.ones_like(weights)
+            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
         if expert_map is not None:
             # Experts of other ranks become one expert more, behind the active ones.
             local = expert_map[ids.long()]
@@ -144,8 +144,10 @@ def make_fused_experts() -> Call:
             best = places.amax(1, keepdim=True).clamp(min=0)
             places = torch.where(here, places, best).flatten()
             weights = weights * here
+        # The kernel wants rows and weights of one dtype: in half precision the router's weights
+        # would be rounded, which changes tokens.
         summed: torch.Tensor = finalize(
-            expanded_permuted_rows=rows,
+            expanded_permuted_rows=rows.float(),
             skip1=None,
             skip2=None,
             bias=None,
@@ -154,6 +156,8 @@ def make_fused_experts() -> Call:
             export_for_source_row=None,
             drop_pad_mode=ROW_MAJOR,
         )
-        return summed if absent is None else summed.masked_fill(absent, 0)
+        if absent is not None:
+            summed = summed.masked_fill(absent, 0)
+        return summed.to(hidden_states.dtype)
 
     return fused_experts
