@@ -121,6 +121,10 @@ def typecheck(session: nox.Session) -> None:
     session.run("mypy", *(str(path / "src") for path in PACKAGES), "noxfile.py")
 
 
+#: The core is also a plugin of pytest: imported as one, it would be there before the measuring.
+COVERAGE = ("--cov", "--cov-report=term", "-p", "no:vllm_fl")
+
+
 def run_tests(session: nox.Session, path: Path, *arguments: str) -> None:
     """The tests of one distribution, with arguments from the command line."""
     selection = session.posargs or ["-m", "not slow and not gpu"]
@@ -132,7 +136,7 @@ def unit(session: nox.Session) -> None:
     """The unit tests of every distribution, without vLLM; the core's with branch coverage."""
     install_editable(session, *TEST_TOOLS)
     for path in PACKAGES:
-        run_tests(session, path, *(["--cov", "--cov-report=term"] if path.name == CORE else []))
+        run_tests(session, path, *(COVERAGE if path.name == CORE else []))
 
 
 @nox.session

@@ -66,7 +66,11 @@ def test_the_shadow_names_the_first_layer_of_the_wrong_operator(
 
 def test_in_compiled_code_the_layer_is_known_by_its_weight(run_vllm: Run, tmp_path: Path) -> None:
     wrong = wrong_vendor("rms_norm")
-    _, rows = shadowed(run_vllm, tmp_path / "report", wrong, **COMPILED)
+    wrong["VLLM_FL_PER_OP"] = "silu_and_mul=stock"
+    result, rows = shadowed(run_vllm, tmp_path / "report", wrong, **COMPILED)
+    assert (
+        "silu_and_mul is traced into compiled code, where nothing is compared" in result["stderr"]
+    )
     deviating = [row for row in rows if row["first"]]
     assert {(row["op"], row["mode"]) for row in deviating} == {("rms_norm", "opaque")}
     assert deviating[0]["layer"] == "model.layers.0.input_layernorm"

@@ -400,3 +400,17 @@ def test_our_variables_are_known_to_vllm_and_only_the_selection_changes_its_cach
     assert key() == reference
     built(SiluAndMul, SelectionPolicy.from_dict(per_op_order={"rms_norm": "stock"}))
     assert key() != reference
+
+
+def test_a_second_model_of_a_process_gets_rotary_layers_of_its_own_selection(
+    built: Callable[..., Any],
+) -> None:
+    """vLLM shares rotary layers among the models of a process."""
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
+    def make() -> Any:
+        return get_rope(64, 512, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
+
+    assert isinstance(built(make), Dispatched)
+    assert type(built(make, SelectionPolicy())) is RotaryEmbedding
+    assert isinstance(built(make), Dispatched)

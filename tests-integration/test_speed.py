@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from vllm_fl_dispatch.errors import OpNotSupported
 from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.vllm import stock
 
-from .conftest import ENVIRONMENT
+from .conftest import ENVIRONMENT, Run, served
 
 SHAPE = ModelShape(hidden=128, intermediate=96, heads=4, kv_heads=2, head_size=64, rotary=32)
 SPEC = {spec.name: spec for spec in SPECS}
@@ -49,30 +50,14 @@ def test_an_operator_that_is_no_layer_of_its_own_is_not_measured() -> None:
         stock.stock_call("moe_sum", ())
 
 
-def test_tune_measures_vllms_own_layers_beside_the_others(tmp_path: Path) -> None:
-    config = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    file = tmp_path / "tuned.yaml"
-    command = [
-        "tune",
-        "silu_and_mul",
-        "rotary_embedding",
-        "--model",
-        str(tmp_path),
-        "--rounds",
-        "2",
-    ]
+def tune(folder: Path, *ops: str, **config: int) -> Path:
+    """Tune for a model of these sizes, at few tokens; returns the file."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, **config}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    file = folder / "tuned.yaml"
+    options = ["--model", str(folder), "--rounds", "2", "--tokens", "1,8", "-o", str(file)]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "vllm_fl_dispatch.cli",
-            *command,
-            "--tokens",
-            "1,8",
-            "-o",
-            str(file),
-        ],
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "tune", *ops, *options],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -80,9 +65,30 @@ def test_tune_measures_vllms_own_layers_beside_the_others(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return file
+
+
+def test_tune_measures_vllms_own_layers_beside_the_others(tmp_path: Path) -> None:
+    file = tune(tmp_path, "silu_and_mul", "rotary_embedding")
     text = file.read_text()
     assert text.count("  # stock ") == 2, "measured, with figures"
     assert "# stock            -" not in text
     found = policy_from_file(file)
     assert found.warnings == ()
     assert found.policy.per_op_order.keys() == {"silu_and_mul", "rotary_embedding"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_vllm_runs_as_the_tuned_file_says(
+    run_vllm: Run, truth: Callable[[str], list[list[int]]], tmp_path: Path, compiled: bool
+) -> None:
+    ops = ("silu_and_mul", "rms_norm", "fused_add_rms_norm", "rotary_embedding")
+    file = tune(tmp_path, *ops, hidden_size=256, intermediate_size=512)
+    environ = {"VLLM_FL_CONFIG": str(file), "TEST_REPORT": "1"}
+    result = run_vllm(environ=environ, enforce_eager=not compiled)
+    assert result["tokens"] == truth("qwen3")
+    policy = policy_from_file(file).policy.for_mode(compiled)
+    first = {"stock": "stock", "reference": "reference.torch"}
+    wanted = {op: first[policy.per_op_order[op][0]] for op in ops}
+    assert {op: row[0] for op, row in served(result).items()} == wanted

@@ -132,6 +132,16 @@ def test_the_median_is_of_the_rounds_and_the_ratio_of_the_same_round() -> None:
     }  # fmt: skip
 
 
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=20))
+def test_percentiles_lie_within_what_was_measured(times: list[int]) -> None:
+    found = summary([Sample(time) for time in times])
+    low, middle, high = (found[name] for name in ("low", "time", "high"))
+    assert low is not None
+    assert middle is not None
+    assert high is not None
+    assert min(times) <= low <= middle <= high <= max(times)
+
+
 def test_bandwidth_and_the_cost_of_an_eager_call() -> None:
     figure = Figure("op", "a", "a", "eager", 1, time=10.0, host=25.0, device=10.0, bytes=40_000)
     assert figure.bandwidth == 4.0
@@ -310,28 +320,48 @@ def test_what_cannot_be_measured_says_why_and_the_others_are(make_manager: Any) 
     assert [f.impl_id for f in figures if f.time is not None] == ["reference.torch"]
 
 
-def test_modes_reach_the_implementation_they_name(make_manager: Any) -> None:
+def test_opaque_calls_reach_the_implementation_they_are_measured_for(
+    make_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called: list[str] = []
 
-    def vendor(x: Any) -> Any:
-        called.append("vendor")
-        return gated(x)
+    def named(name: str) -> Any:
+        def fn(x: Any) -> Any:
+            called.append(name)
+            return gated(x)
 
-    def reference(x: Any) -> Any:
-        called.append("reference")
-        return gated(x)
+        return fn
 
+    class Batch:
+        """Takes 1 us if the vendor is called, and 2 us otherwise."""
+
+        def __init__(self, call: Any, device: str) -> None:
+            self.call = call
+            self.prepared_for = self.served()
+
+        def served(self) -> str:
+            called.clear()
+            self.call()
+            return called[-1]
+
+        def run(self) -> Sample:
+            served = self.served()
+            assert served == self.prepared_for
+            return Sample(1.0 if served == "vendor" else 2.0)
+
+    monkeypatch.setattr(timing, "prepare", Batch)
     policy = SelectionPolicy(prefer="reference")
     manager = make_manager(
-        impl("vendor.acme", vendor), impl("reference.torch", reference), policy=policy
+        impl("vendor.acme", named("vendor")),
+        impl("reference.torch", named("reference")),
+        policy=policy,
     )
     figures = bench(manager, "silu_and_mul", setting(modes=("opaque",)), tell=lambda text: None)
-    assert [f.variant for f in figures] == ["reference.torch opaque", "vendor.acme opaque"]
-    assert set(called) == {"vendor", "reference"}
+    times = {figure.variant: figure.time for figure in figures}
+    assert times == {"reference.torch opaque": 2.0, "vendor.acme opaque": 1.0}
     assert manager.policy is policy, "what was in force is in force again"
-    called.clear()
     manager.get_op("silu_and_mul")(torch.ones(1, 8))
-    assert called == ["reference"]
+    assert called[-1] == "reference"
 
 
 def test_traceable_implementations_are_compiled_alone(make_manager: Any) -> None:
@@ -386,7 +416,11 @@ def command(default_manager: Any, tmp_path: Path) -> Any:
 def test_the_command_prints_a_table_or_json(command: Any) -> None:
     result = command("silu_and_mul")
     assert result.exit_code == 0, result.output
-    for text in ("vendor.acme", "a copy moves", "silu_and_mul vendor.far: unavailable: far away"):
+    for text in (
+        "vendor.acme",
+        "a copy moves",
+        "vendor.far of silu_and_mul: unavailable: far away",
+    ):
         assert text in result.output
     data = json.loads(command("silu_and_mul", "--json").stdout)
     assert data["shape"]["hidden"] == 896

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,16 @@ OPERATORS = {"silu_and_mul", "gelu_and_mul", "rms_norm", "fused_add_rms_norm"}
 
 #: Exits with 1 where the vendor serves all operators of one of the sets.
 COMMAND = """
-import sys, time
+import subprocess, sys, time
 from vllm_fl_dispatch import call_op
 
 arguments = {"silu_and_mul": 1, "gelu_and_mul": 1, "rms_norm": 3, "fused_add_rms_norm": 4}
 served = {op for op, n in arguments.items() if call_op(op, *[0] * n) == "vendor.acme"}
 print("by the vendor:", sorted(served), flush=True)
-sets = [set(text.split("+")) for text in sys.argv[1:] if text != "hang"]
+if "leave" in sys.argv:
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print("worker", worker.pid, flush=True)
+sets = [set(text.split("+")) for text in sys.argv[1:] if text not in ("hang", "leave")]
 if any(each <= served for each in sets):
     time.sleep(60 if "hang" in sys.argv else 0)
     raise SystemExit(1)
@@ -88,7 +92,9 @@ def test_the_culprit_is_named_with_a_line_that_avoids_it(bisect: Any, tmp_path: 
     result = bisect("gelu_and_mul")
     assert result.exit_code == 0, result.output
     assert "gelu_and_mul makes it fail" in result.output
-    assert 'VLLM_FL_PER_OP="gelu_and_mul=reference"' in result.output.splitlines()
+    lines = result.output.splitlines()
+    assert 'VLLM_FL_PER_OP="gelu_and_mul=reference"' in lines
+    assert 'VLLM_FL_SHADOW="gelu_and_mul=reference"' in lines
     logs = sorted(path.name for path in (tmp_path / "output").iterdir())
     assert logs[0] == "run-001.log"
     first = (tmp_path / "output" / "run-001.log").read_text()
@@ -153,6 +159,24 @@ def test_a_run_that_takes_too_long_counts_as_failed(bisect: Any) -> None:
                    "silu_and_mul,gelu_and_mul"))  # fmt: skip
     assert data["culprits"] == [["silu_and_mul"]]
     assert data["runs"][0]["code"] is None
+
+
+def ended(pid: str) -> bool:
+    """Has this process ended? Asks a little later each time: it may still be dying."""
+    time.sleep(0.05)
+    try:
+        state = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def test_what_a_run_leaves_behind_ends_with_it(bisect: Any) -> None:
+    """A worker would hold the device in the next run."""
+    data = as_json(bisect, "silu_and_mul", "leave", options=("--ops", "silu_and_mul,gelu_and_mul"))
+    for run in data["runs"]:
+        pid = Path(run["output"]).read_text().rpartition("worker ")[2].split()[0]
+        assert any(ended(pid) for _ in range(100))
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_an_eager_call_costs_the_host_and_compiled_code_the_device() -> None:
         figure("vendor.acme", "eager", 1, time=2.0, host=9.0),
         figure("stock", "stock", 1, time=4.0, host=5.0),
         figure("vendor.acme", "opaque", 1, time=3.0, host=20.0),
-        figure("reference.torch", "opaque", 1, time=1.0),
         figure("reference.torch", "compiled", 1, time=6.0, host=40.0),
+        figure("reference.torch", "opaque", 1, time=1.0),
     ]
     assert choice.eager_costs(figures) == {"vendor.acme": {1: 9.0}, "stock": {1: 5.0}}
     assert choice.compiled_costs(figures) == {"vendor.acme": {1: 3.0}, "stock": {1: 6.0}}, (

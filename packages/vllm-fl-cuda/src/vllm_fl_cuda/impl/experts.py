@@ -97,7 +97,8 @@ def make_fused_experts() -> Call:
             w1,
             w2,
             topk_weights,
-            topk_ids,
+            # Its kernels read 32 bits, whatever the dtype.
+            topk_ids.to(torch.int32),
             activation=kinds[activation],
             apply_router_weight_on_input=apply_router_weight_on_input,
             global_num_experts=global_num_experts,

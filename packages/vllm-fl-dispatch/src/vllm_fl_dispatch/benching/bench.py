@@ -87,9 +87,9 @@ def _at(
     moved: int | None = None
     for label, variant in by_label.items():
         tell(f"{spec.name}, {tokens} tokens: {label} is prepared")
-        # Of its own: some implementations overwrite their arguments.
-        args = inputs.TABLE[spec.name](maker)
         try:
+            # Of its own: some implementations overwrite their arguments.
+            args = inputs.TABLE[spec.name](maker)
             variant.before()
             call = variant.on(args, tokens)
             moved = inputs.moved_bytes(spec.name, args, call())

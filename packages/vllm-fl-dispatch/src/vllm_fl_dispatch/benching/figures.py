@@ -79,7 +79,8 @@ def summary(samples: Sequence[Sample]) -> dict[str, float | None]:
     """The medians and percentiles of a variant's rounds, named as in `Figure`."""
     times = [sample.time for sample in samples]
     devices = [sample.device for sample in samples if sample.device is not None]
-    tenths = statistics.quantiles(times, n=10) if len(times) > 1 else times * 2
+    # Inclusive: of few rounds the percentiles must not lie outside of what was measured.
+    tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 2
     return {
         "time": statistics.median(times),
         "host": statistics.median(sample.host for sample in samples),

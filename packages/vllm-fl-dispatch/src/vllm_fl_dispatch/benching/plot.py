@@ -58,10 +58,10 @@ def _panel(panel: Any, figures: list[Figure], labels: list[str], ceiling: float)
         if not own:
             continue
         times = [figure.time or 0.0 for figure in own]
-        # From the tenth to the ninetieth percentile.
+        # From the tenth to the ninetieth percentile; not below zero by a rounding.
         spread = [
-            [time - (figure.low or 0.0) for figure, time in zip(own, times, strict=True)],
-            [(figure.high or 0.0) - time for figure, time in zip(own, times, strict=True)],
+            [max(time - (f.low or 0.0), 0.0) for f, time in zip(own, times, strict=True)],
+            [max((f.high or 0.0) - time, 0.0) for f, time in zip(own, times, strict=True)],
         ]
         panel.errorbar(
             [figure.tokens for figure in own], times, spread, marker="os^Dv*"[number % 6],

@@ -16,8 +16,11 @@ from vllm_fl_dispatch.benching.figures import Sample
 Call = Callable[[], object]
 #: Aimed-at length of one batch, in nanoseconds: long against reading a clock.
 BATCH_NS = 20_000_000
-#: Calls in one batch at most; a device queues no more than about a thousand.
+#: Calls in one batch at most.
 MOST_CALLS = 200
+#: Of these, how many are timed on the host of a device: it queues about a thousand launches, and
+#: a call may be ten; after that the host waits.
+QUEUED_CALLS = 50
 WARM_UP = 3
 
 
@@ -88,7 +91,7 @@ class DeviceBatch:
 
     def run(self) -> Sample:
         """Time one batch of calls on the host, and one on the device."""
-        host = _host_time(self._call, self._calls)
+        host = _host_time(self._call, min(self._calls, QUEUED_CALLS))
         self._device.synchronize()
         start, end = (self._device.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -25,6 +25,7 @@ from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.benching.shapes import ModelShape, read_shape
 from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, table
 from vllm_fl_dispatch.cli.explain import dtype_named
+from vllm_fl_dispatch.config.measured import driver
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.doctor import PACKAGES
 from vllm_fl_dispatch.errors import PolicyError
@@ -87,7 +88,7 @@ def bench(
     }
     lines = [
         f"{data['device']}, {dtype}, {setting.rounds} rounds; a copy moves {ceiling:.0f} GB/s",
-        *(f"{f.op} {f.variant}: {f.note}" for f in figures if f.time is None),
+        *_not_measured(figures),
     ]
     ops = dict.fromkeys(figure.op for figure in figures if figure.time is not None)
     show(as_json, data, *(_table(name, figures, ceiling) for name in ops), *map(_plain, lines))
@@ -181,6 +182,7 @@ def surroundings(setting: Setting) -> dict[str, Any]:
         name = getattr(torch, kind).get_device_name(setting.device)
     return {
         "device": name,
+        "driver": driver(),
         "toolkit": torch.version.cuda,
         "dtype": str(setting.dtype).removeprefix("torch."),
         "shape": asdict(setting.shape),
@@ -210,6 +212,16 @@ def _table(op: str, figures: Sequence[Figure], ceiling: float) -> Any:
         )
         before = figure.tokens
     return made
+
+
+def _not_measured(figures: Sequence[Figure]) -> Iterator[str]:
+    """A line for each reason, with the operators that it concerns."""
+    concerned: dict[tuple[str, str], dict[str, None]] = {}
+    for figure in figures:
+        if figure.time is None:
+            concerned.setdefault((figure.variant, figure.note), {})[figure.op] = None
+    for (variant, note), ops in concerned.items():
+        yield f"not measured: {variant or 'all'} of {', '.join(ops)}: {note}"
 
 
 def _plain(text: str) -> Any:

@@ -113,7 +113,9 @@ def _print(
         remedy, settings = _remedy(choices, found.avoid)
         data |= {"culprits": found.sets, "avoid": found.avoid, **settings}
         lines = [f"[bold red]{_named(each)}[/] makes it fail" for each in found.sets]
-        lines.append("This avoids the fault:")
+        lines.append("This avoids the fault, and the shadow shows the layer where it begins:")
+        accused = dict.fromkeys((op for each in found.sets for op in each), choices.against)
+        remedy.append(f'VLLM_FL_SHADOW="{_spelled(accused)}"')
     show(as_json, data, made, *lines)
     if not as_json:
         # To be copied: not wrapped.
@@ -142,13 +144,17 @@ def _remedy(choices: Choices, avoid: tuple[str, ...]) -> tuple[list[str], dict[s
     file = read("VLLM_FL_CONFIG")
     if file is None:
         present: dict[str, Order] = parsed("VLLM_FL_PER_OP") or {}
-        spelled = ";".join(f"{op}={'|'.join(o)}" for op, o in {**present, **orders}.items())
+        spelled = _spelled({**present, **orders})
         return [f'VLLM_FL_PER_OP="{spelled}"'], {"VLLM_FL_PER_OP": spelled}
     settings: dict[str, Any] = {"op_backends": _plain(orders)}
     if choices.policy.compiled:
         compiled = choices.orders_avoiding(avoid, compiled=True)
         settings["compiled"] = {"op_backends": _plain(compiled)}
     return [f"in {file}:", yaml.safe_dump(settings, sort_keys=False).rstrip()], settings
+
+
+def _spelled(orders: dict[str, Order]) -> str:
+    return ";".join(f"{op}={'|'.join(order)}" for op, order in orders.items())
 
 
 def _plain(orders: dict[str, Order]) -> dict[str, str]:

@@ -81,7 +81,7 @@ def _head(around: dict[str, Any]) -> list[str]:
     return [
         f"Written by vllm-fl tune on {dt.datetime.now(dt.timezone.utc):%Y-%m-%d}:",
         f"  {shlex.join(['vllm-fl', *sys.argv[1:]])}",
-        f"Device: {around['device']}; driver: {measured.driver() or 'none'}; "
+        f"Device: {around['device']}; driver: {around['driver'] or 'none'}; "
         f"toolkit: {around['toolkit'] or 'none'}.",
         f"Sizes: {shape}; {around['dtype']}; medians of {around['rounds']} rounds.",
         "Figures: microseconds per call at so many tokens (on a device: device time), then the",
@@ -93,5 +93,5 @@ def _head(around: dict[str, Any]) -> list[str]:
 
 def _measured_on(around: dict[str, Any]) -> dict[str, str]:
     """What the file is compared with where it is used."""
-    found = {"device": measured.device(), "driver": measured.driver(), **around["versions"]}
+    found = {"device": measured.device(), "driver": around["driver"], **around["versions"]}
     return {name: v for name, v in found.items() if v is not None and name != "pluggy"}

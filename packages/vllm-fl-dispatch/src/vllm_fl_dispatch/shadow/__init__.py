@@ -47,6 +47,8 @@ class Shadow:
         self._rows: dict[tuple[Any, ...], Row] = {}
         self._comparing: dict[tuple[Any, ...], Call] = {}
         self._deviating = 0
+        named = "; ".join(f"{op}={'|'.join(order)}" for op, order in orders.items())
+        logger.info("shadow: %s on %s: these calls run twice", named, sampling)
 
     def order_for(self, op_name: str) -> tuple[str, ...] | None:
         """What runs beside this operator, or None."""
@@ -57,6 +59,14 @@ class Shadow:
         from vllm_fl_dispatch.shadow import names
 
         names.watch(layer)
+
+    def unseen(self, op_name: str) -> None:
+        """Layers were bound to traced code, which nothing can stand in front of."""
+        if self.order_for(op_name) is not None:
+            logger.warning_once(
+                f"VLLM_FL_SHADOW: {op_name} is traced into compiled code, where nothing is "
+                "compared; run the model with --enforce-eager"
+            )
 
     def compared(
         self,

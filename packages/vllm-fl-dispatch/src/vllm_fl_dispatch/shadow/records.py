@@ -14,6 +14,10 @@ class Sampling:
     first: int = 8
     every: int = 100
 
+    def __str__(self) -> str:
+        then = f" and every {self.every}th" if self.every else ""
+        return f"the first {self.first} calls of each layer{then}"
+
     def due(self, call: int) -> bool:
         """Is this call (the first is 1) compared?"""
         return call <= self.first or (bool(self.every) and call % self.every == 0)

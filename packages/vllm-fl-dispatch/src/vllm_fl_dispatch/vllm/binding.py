@@ -63,6 +63,8 @@ class Binder:
         """
         bound = self._bind(op_name, Query(op_name, facts), stock, native, options)
         self._manager.report.layer(bound.impl, bound.mode)
+        if self._manager.shadow is not None and self._compiled and bound.mode != "opaque":
+            self._manager.shadow.unseen(op_name)
         return bound
 
     def _bind(

@@ -188,6 +188,17 @@ def rotary_classes() -> Iterator[type]:
             yield each
 
 
+def forget_rotary_layers() -> None:
+    """Empty the table through which models of one process share rotary layers.
+
+    A layer in it was bound under the selection of its time.
+    """
+    module = "vllm.model_executor.layers.rotary_embedding"
+    shared = import_attribute(module, "_ROPE_DICT")
+    if shared is not None:
+        shared.clear()
+
+
 def matched_cache(layer: Any, query: Any) -> Any:
     """The cos/sin table of a rotary layer in the query's dtype and on its device.
 

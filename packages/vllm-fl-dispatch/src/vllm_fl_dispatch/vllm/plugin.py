@@ -29,7 +29,7 @@ def activate() -> list[str]:
             "a policy scope is open around vLLM's start; it does not reach the processes that vLLM "
             "starts: use set_global_policy, which does"
         )
-    from vllm_fl_dispatch.vllm import fingerprint, layers
+    from vllm_fl_dispatch.vllm import compat, fingerprint, layers
     from vllm_fl_dispatch.vllm.replaceable import replaceable
 
     fingerprint.publish(manager)
@@ -51,6 +51,7 @@ def activate() -> list[str]:
             layer.site.remove()
         if wanted:
             replaced.append(name)
+    compat.forget_rotary_layers()
     if replaced:
         logger.info("layers dispatched in this process: %s", ", ".join(sorted(set(replaced))))
     return replaced
