@@ -90,6 +90,51 @@ def without_memory_binding() -> Iterator[None]:
         del namespace.init_cpu_memory_env
 
 
+@contextmanager
+def without_kernel_warmup() -> Iterator[None]:
+    """In here vLLM's workers do not warm up kernels of its own: they import modules of models that
+    name compiled operators."""
+    from vllm.v1.worker import gpu_worker
+
+    own = getattr(gpu_worker, "kernel_warmup", None)
+    if own is None:
+        yield
+        return
+    gpu_worker.kernel_warmup = _nothing
+    try:
+        yield
+    finally:
+        gpu_worker.kernel_warmup = own
+
+
+def replace_weak_references() -> None:
+    """Make in torch what vLLM keeps of the outputs of a captured graph, where its own is missing."""
+    from vllm.utils import torch_utils
+
+    if torch.cuda.is_available() and not hasattr(torch.ops._C, "weak_ref_tensor"):
+        torch_utils.weak_ref_tensor = weak_ref_tensor
+
+
+def weak_ref_tensor(tensor: Any) -> Any:
+    """A tensor over the same device memory that does not keep it alive."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda or not tensor.numel():
+        return tensor
+    whole = tensor.untyped_storage()
+    metadata = {
+        "nbytes": whole.nbytes(),
+        "data_ptr": whole.data_ptr(),
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "storage_offset": tensor.storage_offset(),
+    }
+    make_storage: Any = torch._C._construct_storage_from_data_pointer
+    make_tensor: Any = torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata
+    storage = make_storage(metadata["data_ptr"], tensor.device, metadata["nbytes"])
+    return make_tensor(metadata, storage)
+
+
 def replace_slot_mapping() -> None:
     """Compute slots in torch where there is no Triton.
 
