@@ -353,6 +353,15 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def serving(session: nox.Session) -> None:
+    """What the plugin costs a server on this machine's CPU; fails above the budgets."""
+    install_wheels(session)
+    model = demo_model(session)
+    arguments = session.posargs or ["--gate"]
+    session.run("python", "benchmarks/serving.py", str(model), *arguments)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Source distributions and wheels of all distributions, checked."""
     provision(session, ["build"], lambda: session.install("build", "twine"))
@@ -388,5 +397,6 @@ def tests_full(session: nox.Session) -> None:
         "build",
         "docs",
         "bench",
+        "versions",
     ):
         session.notify(name)

@@ -9,8 +9,9 @@ import json
 import sys
 import time
 
-#: Of a window, whatever the number of sequences: about the same time for each line of the table.
-TOKENS = 128
+#: Of a window, prompts apart; a sequence gets at most `LENGTH` of them.
+TOKENS = 512
+LENGTH = 64
 PROMPT = 64
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     print(json.dumps(facts), flush=True)
     for line in sys.stdin:
         sequences = int(line)
-        count = max(8, TOKENS // sequences)
+        count = min(LENGTH, TOKENS // sequences)
         prompts = [
             TokensPrompt(prompt_token_ids=[(i * 31 + j * 7) % 20_000 + 100 for j in range(PROMPT)])
             for i in range(sequences)

@@ -35,6 +35,8 @@ def test_the_tree_has_no_compiled_module(empty_vllm: Path) -> None:
         pytest.param("qwen3", COMPILED, id="dense-compiled"),
         pytest.param("window", CHUNKED, id="window-chunked"),
         pytest.param("mla", CHUNKED, id="mla-chunked"),
+        pytest.param("moe", EAGER, id="experts"),
+        pytest.param("moe", COMPILED, id="experts-compiled", marks=pytest.mark.slow),
         pytest.param("qwen3", EAGER, id="dense", marks=pytest.mark.slow),
         pytest.param("window", COMPILED, id="window-compiled", marks=pytest.mark.slow),
         pytest.param("mla", COMPILED, id="mla-compiled", marks=pytest.mark.slow),

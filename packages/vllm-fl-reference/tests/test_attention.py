@@ -12,6 +12,7 @@ import torch
 from vllm_fl_reference.impl import kv_cache
 from vllm_fl_reference.impl.attention import Attention
 from vllm_fl_reference.impl.attention_plan import make_plan
+from vllm_fl_reference.impl.mla import latent_attention
 
 #: dtype -> (absolute, relative): a few roundings of the inputs' dtype
 TOLERANCE = {
@@ -72,7 +73,7 @@ def batch(
 
 def truth(given: Batch, layer: Attention, causal: bool | torch.Tensor = True) -> torch.Tensor:
     """One request after the other, in float64."""
-    out = torch.zeros(given.query.shape, dtype=torch.float64)
+    out = torch.zeros(*given.query.shape[:2], given.values[0].shape[-1], dtype=torch.float64)
     for request, (key, value) in enumerate(zip(given.keys, given.values, strict=True)):
         first, last = given.starts[request : request + 2]
         length, new = given.lengths[request], last - first
@@ -247,6 +248,28 @@ def test_a_cache_of_another_dtype_and_layout() -> None:
     values = [value.bfloat16().float() for value in given.values]
     layout = Batch(given.starts, given.lengths, given.query, rounded, values, strided, given.table)
     check(layout, Attention(0.2))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("dimensions", [3, 4])
+def test_latent_attention_is_attention_whose_values_are_part_of_the_keys(
+    name: str, dimensions: int
+) -> None:
+    rank, rotary, heads, block = 48, 16, 4, 16
+    given = batch(*BATCHES[name], heads=(heads, 1), size=rank + rotary, block=block)
+    # [blocks, 1, block size, entry]: the first half of what `batch` stores is the entry.
+    cache = given.cache[..., : rank + rotary].contiguous()
+    found = latent_attention(
+        given.query,
+        cache.squeeze(1) if dimensions == 3 else cache,
+        given.table,
+        make_plan(given.starts, given.lengths),
+        0.2,
+        rank,
+    )
+    given.values = [key[..., :rank] for key in given.keys]
+    expected = truth(given, Attention(0.2))
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("max_pairs", [1000, 5000, 100_000])
