@@ -4,6 +4,7 @@ of its own, and none ends badly."""
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,9 @@ if probe.node_vendor() is not None:
     ],
 )
 def test_every_failure_has_its_reason(
-    monkeypatch: pytest.MonkeyPatch, vendor: str | None, reason: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str | None, reason: str
 ) -> None:
+    monkeypatch.setenv("FLAGGEMS_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("GEMS_VENDOR", raising=False)
     if vendor is not None:
         monkeypatch.setenv("GEMS_VENDOR", vendor)

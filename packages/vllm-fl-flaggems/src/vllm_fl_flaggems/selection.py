@@ -16,7 +16,7 @@ from vllm_fl_dispatch import (
     Verdict,
     probing,
 )
-from vllm_fl_flaggems.probe import device_present, library_installed
+from vllm_fl_flaggems.probe import device_present, library_installed, node_vendor
 
 NAME = "attention_backend"
 #: Half precision, by the names that torch prints.
@@ -25,6 +25,8 @@ CACHE_DTYPES = (None, "auto", "float16", "bfloat16")
 MAX_HEAD_SIZE = 256
 #: Elements of an entry of the latent cache that the decoding kernel is made for.
 LATENT_ENTRY = 576
+#: Where vLLM itself uses its attention in Triton.
+TRITON_VENDORS = ("nvidia", "amd")
 
 
 def supports_flaggems(request: Query) -> Verdict:
@@ -79,6 +81,17 @@ def triton_installed() -> Verdict:
     return probing.module_installed("triton")
 
 
+def triton_available() -> Verdict:
+    """Is there a device that vLLM runs its Triton kernels on?"""
+    vendor = node_vendor()
+    if vendor in TRITON_VENDORS:
+        return Verdict.yes()
+    return Verdict.no(
+        f"vLLM runs its attention in Triton on {' and '.join(TRITON_VENDORS)}; "
+        f"the device nodes say {vendor or 'nothing'}"
+    )
+
+
 def implementations() -> Iterator[OpImpl]:
     """The rows of the registry.
 
@@ -93,7 +106,7 @@ def implementations() -> Iterator[OpImpl]:
         triton_attention,
         priority=BackendPriority.DEFAULT + 1,
         installed=triton_installed,
-        available=device_present,
+        available=triton_available,
     )
     yield OpImpl(
         NAME,

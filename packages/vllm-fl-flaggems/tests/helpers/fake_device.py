@@ -23,10 +23,12 @@ PROPERTIES = types.SimpleNamespace(
 def install() -> None:
     """Let torch.cuda tell of one device of compute capability 9.0. For the whole process.
 
-    Skips the module that asks for it where there is no flag-gems to try with it.
+    Skips the module that asks for it where there is no flag-gems to try with it, or a device.
     """
     if importlib.util.find_spec("flag_gems") is None:
         pytest.skip("needs flag-gems: nox -s flaggems", allow_module_level=True)
+    if torch.cuda.is_available():
+        pytest.skip("there is a device, which this would hide", allow_module_level=True)
     probe.NODE_VENDORS.clear()
     probe.NODE_VENDORS["null"] = "nvidia"
     answers: dict[str, Any] = {
