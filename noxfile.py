@@ -249,6 +249,13 @@ def demo(session: nox.Session) -> None:
     session.run("vllm-fl", "demo", "--model", str(model), "--dtype", "float32", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Tests on an NVIDIA device, in the environment that has vLLM's CUDA build."""
+    folders = [str(path / "tests") for path in PACKAGES]
+    session.run("python", "-m", "pytest", "-m", "gpu", "-s", *folders, *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """What dispatching costs; fails above the budgets.

@@ -28,7 +28,7 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 # Engines are built under one policy each, below; vLLM's own loading would activate just one.
-os.environ["VLLM_PLUGINS"] = ""
+os.environ.setdefault("VLLM_PLUGINS", "")
 
 #: name -> configuration of a Hugging Face model
 SHAPES: dict[str, dict[str, Any]] = {

@@ -126,3 +126,25 @@ def test_a_wrong_question_is_answered_before_anything_runs(
     done = conformance(tmp_path, *arguments)
     assert done.returncode == 4
     assert message in done.stderr
+
+
+KILLS = PLUGIN.replace(
+    "    gate, up", "    import os\n    if x.ndim == 3: os.abort()\n    gate, up"
+)
+
+
+def test_a_kernel_that_kills_its_process_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(KILLS)
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "verify", "silu_and_mul",
+         "--impl", "vendor.alone", "--apart", "--json"],
+        cwd=tmp_path,
+        env={"VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    messages = {failure["case"]: failure["message"] for failure in row["failures"]}
+    assert set(messages) == {"float32-3d", "float16-3d", "bfloat16-3d"}
+    assert set(messages.values()) == {"killed its process: signal 6 (SIGABRT)"}
+    assert row["passed"] > 30

@@ -77,7 +77,7 @@ def may_continue(error: Exception, impl: OpImpl, *, strict: bool, inputs_intact:
     """
     if isinstance(error, OpNotSupported):
         return False
-    if _is_device_trouble(error) or not inputs_intact or capturing():
+    if is_device_trouble(error) or not inputs_intact or capturing():
         raise error
     if strict:
         raise ImplementationFailed(
@@ -86,7 +86,8 @@ def may_continue(error: Exception, impl: OpImpl, *, strict: bool, inputs_intact:
     return True
 
 
-def _is_device_trouble(error: Exception) -> bool:
+def is_device_trouble(error: Exception) -> bool:
+    """Did memory run out, or is the device in error, whatever was called?"""
     torch = sys.modules.get("torch")
     if torch is not None:
         kinds = tuple(

@@ -20,6 +20,14 @@ def verify(
     op: Annotated[str | None, typer.Argument(help="Only this operator.")] = None,
     impl: Annotated[str | None, typer.Option(help="Only this implementation.")] = None,
     device: Annotated[str, typer.Option(help="Where: cpu, cuda, npu, ...")] = "cpu",
+    apart: Annotated[
+        bool | None,
+        typer.Option(
+            "--apart/--here",
+            help="Run the cases in a process of their own, so that a kernel that kills it fails "
+            "alone. By default on devices other than the CPU.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare every implementation that can run here with the float64 oracle of its contract.
@@ -27,10 +35,17 @@ def verify(
     Exit status 1 if a case fails, 2 if nothing could be tested.
     """
     from vllm_fl_dispatch.testing import Outcome, run_case, subjects
+    from vllm_fl_dispatch.testing.apart import Apart
 
     found, absent = subjects(get_default_manager(), op=op, impl_id=impl, device=device)
     results: list[tuple[Any, list[Any]]] = []
-    with Progress(console=console, transient=True, disable=as_json) as progress:
+    if apart is None:
+        apart = device != "cpu"
+    with (
+        Progress(console=console, transient=True, disable=as_json) as progress,
+        Apart() as elsewhere,
+    ):
+        run = elsewhere.run if apart else run_case
         work = [(subject, list(subject.cases())) for subject in found]
         task = progress.add_task("", total=sum(len(cases) for _, cases in work))
         for subject, cases in work:
@@ -38,7 +53,7 @@ def verify(
             outcomes: list[Any] = []
             results.append((subject, outcomes))
             for case in cases:
-                outcomes.append(run_case(subject, case))
+                outcomes.append(run(subject, case))
                 progress.advance(task)
     rows = [_row(subject, of) for subject, of in results]
     made = table(f"Conformance on {device}", "operator", "implementation", "max ulp", *_COUNTS)
