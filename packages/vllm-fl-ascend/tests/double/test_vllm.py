@@ -117,6 +117,26 @@ def test_prefill_chunks_and_decoding(layer: str, contract: str) -> None:
     served.check([1, 1, 1], padding=1)
 
 
+def test_an_encoder_sees_all_and_a_decoder_must_be_causal() -> None:
+    served = ServedByVllm([5, 9], *LAYERS["fp16"], "two planes")
+    batch = served.batch([5, 9])
+    metadata = served.builder.build(0, common(batch).replace(causal=False))
+    shape = served.shape
+    encoder = AscendAttentionImpl(
+        shape.heads, shape.head_size, shape.scale, shape.kv_heads, attn_type="encoder_only"
+    )
+    rows = (None, batch.query, batch.key, batch.value)
+    output = encoder.forward(*rows, torch.tensor([]), metadata, torch.empty_like(batch.query))
+    query, key, value = (
+        tensor[5:].double().transpose(0, 1).repeat_interleave(4 // tensor.shape[1], 0)
+        for tensor in (batch.query, batch.key, batch.value)
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.125)
+    torch.testing.assert_close(output[5:].double(), expected.transpose(0, 1), rtol=2e-3, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="causal decoders only"):
+        served.layer.forward(*rows, served.cache, metadata, output)
+
+
 def test_a_memory_run_has_no_metadata() -> None:
     served = ServedByVllm([4], *LAYERS["fused"], "two planes")
     query = torch.full((4, 4, 128), 3.0, dtype=BF16)

@@ -200,6 +200,8 @@ class AscendAttentionImpl(AttentionImpl[AscendMetadata]):  # type: ignore[misc] 
         if not self._cached:
             kernels = self._family(query.dtype, None)
             return kernels.over_batch(query, key[:tokens], value[:tokens], plan, causal=False)
+        if not step.causal:
+            raise NotImplementedError("the attention of vllm-fl-ascend has causal decoders only")
         keys, values = split_cache(kv_cache, self.num_kv_heads, self.head_size)
         kernels = self._family(query.dtype, keys.shape[1])
         # A layer that shares the cache of another has no keys of its own.

@@ -16,9 +16,14 @@ from vllm_fl_ascend.impl.kv_cache import Pages
 
 @dataclass
 class AscendMetadata:
-    """One step of the scheduler; the same for all layers of a cache group."""
+    """One step of the scheduler; the same for all layers of a cache group.
+
+    Attributes:
+        causal: False for encoders.
+    """
 
     pages: Pages
+    causal: bool = True
 
 
 class AscendMetadataBuilder(AttentionMetadataBuilder[AscendMetadata]):  # type: ignore[misc]  # vLLM is untyped to us
@@ -58,12 +63,13 @@ class AscendMetadataBuilder(AttentionMetadataBuilder[AscendMetadata]):  # type: 
     ) -> AscendMetadata:
         """One copy from the device at most, and none where the host knows the lengths."""
         common = common_attn_metadata
-        if common.causal is not True:
-            raise NotImplementedError(f"causal={common.causal!r}: only causal decoders are served")
+        if not isinstance(common.causal, bool):
+            raise NotImplementedError("requests of one batch that differ in being causal")
         count = common.num_reqs
         starts = common.query_start_loc_cpu[: count + 1].tolist()
         plan = make_plan(starts, self._lengths(common)[:count].tolist(), self._drafts)
-        return AscendMetadata(Pages(plan, common.block_table_tensor, common.slot_mapping))
+        pages = Pages(plan, common.block_table_tensor, common.slot_mapping)
+        return AscendMetadata(pages, common.causal)
 
     def _lengths(self, common: Any) -> torch.Tensor:
         """New and computed tokens of each request, on the host."""
