@@ -108,7 +108,7 @@ def without_kernel_warmup() -> Iterator[None]:
 
 
 def replace_weak_references() -> None:
-    """Make in torch what vLLM keeps of the outputs of a captured graph, where its own is missing."""
+    """Make in torch what vLLM keeps of a captured graph's outputs, where its own is missing."""
     from vllm.utils import torch_utils
 
     if torch.cuda.is_available() and not hasattr(torch.ops._C, "weak_ref_tensor"):
