@@ -385,9 +385,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """What every change must pass: style, types, unit and integration tests."""
-    for name in ("lint", "typecheck", "unit", "integration"):
-        session.notify(name)
+    """What every change must pass: style, types, unit and integration tests, and the backends
+    whose libraries need an environment of their own."""
+    for name in ("lint", "typecheck", "unit", "integration", FLAGGEMS, ASCEND):
+        session.notify(name.removeprefix("vllm-fl-"))
 
 
 @nox.session(venv_backend="none")
@@ -398,6 +399,9 @@ def tests_full(session: nox.Session) -> None:
         "typecheck",
         "unit_full",
         "integration_full",
+        "flaggems",
+        "ascend",
+        "versions",
         "mutation",
         "build",
         "docs",
