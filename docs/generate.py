@@ -21,7 +21,8 @@ from vllm_fl_dispatch.config.environment import POLICY_VARIABLES, VARIABLES
 from vllm_fl_dispatch.config.schema import PolicyFile
 from vllm_fl_dispatch.contracts import signature_of
 from vllm_fl_dispatch.ops import SPECS
-from vllm_fl_dispatch.types import Origin
+from vllm_fl_dispatch.selectors import SELECTORS
+from vllm_fl_dispatch.types import Origin, Spec
 
 TARGET = Path(__file__).parent / "reference"
 BACKENDS = ("flaggems", "cuda", "ascend", "reference")
@@ -81,10 +82,13 @@ def operators() -> Iterator[str]:
         "contract's float64 oracle; the [kit](../backends.md#proving-it) runs the cases."
     )
     yield from (section for spec in SPECS for section in operator(spec))
+    for selector in SELECTORS:
+        yield from contract(selector)
+        yield table(("", ""), [("what `supports` sees", names(selector.fact_names))])
 
 
-def operator(spec: OpSpec) -> Iterator[str]:
-    """The contract of one operator: signature, meaning, and what is known about it."""
+def contract(spec: Spec) -> Iterator[str]:
+    """The head of a contract: name, signature, meaning."""
     yield f"## {spec.name}"
     signature = f"{spec.name}{unquoted(signature_of(spec.contract))}"
     if len(signature) > 90:
@@ -94,6 +98,11 @@ def operator(spec: OpSpec) -> Iterator[str]:
         signature = f"{opening}(\n    {split},\n) -> {result}"
     yield f"```text\n{signature}\n```"
     yield prose(spec.contract)
+
+
+def operator(spec: OpSpec) -> Iterator[str]:
+    """The contract of one operator, and what else is known about it."""
+    yield from contract(spec)
     ulps = ", ".join(f"{value:g} ({dtype})" for dtype, value in spec.max_ulp.items())
     facts: list[tuple[str, str]] = [("tolerance in ulp", ulps)]
     if spec.ulp_of:
@@ -134,7 +143,7 @@ def matrix() -> Iterator[str]:
         "`vllm-fl ops`. vLLM's own layers (`stock`) stand beside all of them."
     )
     registry = OpRegistry()
-    for spec in SPECS:
+    for spec in (*SPECS, *SELECTORS):
         registry.add_spec(spec)
     for backend in BACKENDS:
         plugin = importlib.import_module(f"vllm_fl_{backend}.plugin")

@@ -64,31 +64,55 @@ def truth(tiny: Callable[[str], Path]) -> Callable[[str], list[list[int]]]:
     return get
 
 
+@pytest.fixture(scope="session")
+def empty_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed vLLM without its compiled modules, as one built for no device."""
+    import vllm_tree
+
+    return vllm_tree.make("installed", tmp_path_factory.mktemp("empty"))
+
+
 @pytest.fixture
 def run_vllm(tiny: Callable[[str], Path], tmp_path: Path) -> Run:
-    """Runs a tiny model in a fresh process of vLLM; returns what generate.py prints."""
+    """Runs a tiny model in a fresh process of vLLM; returns what generate.py prints.
+
+    `tree` is a folder with another vLLM; with `fails` the run must end with an error, and what it
+    wrote comes back.
+    """
 
     def run(
-        name: str = "qwen3", *, environ: dict[str, str] | None = None, **options: Any
+        name: str = "qwen3",
+        *,
+        environ: dict[str, str] | None = None,
+        tree: Path | None = None,
+        fails: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         options = {"model": str(tiny(name)), **options}
+        environ = dict(environ or {})
+        if tree is not None:
+            environ["PYTHONPATH"] = os.pathsep.join([str(tree), ENVIRONMENT["PYTHONPATH"]])
         done = subprocess.run(
             [sys.executable, str(TOOLS / "generate.py"), json.dumps(options)],
             env={
                 **os.environ,
                 **ENVIRONMENT,
                 "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
-                **(environ or {}),
+                **environ,
             },
             capture_output=True,
             text=True,
             timeout=600,
             check=False,
         )
+        if fails:
+            assert done.returncode != 0, done.stdout[-2000:]
+            return {"stdout": done.stdout, "stderr": done.stderr}
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        result["stderr"] = done.stderr
-        return result
+        # Processes of vLLM may still write their last words behind it.
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"tokens"')]
+        result: dict[str, Any] = json.loads(line)
+        return {**result, "stdout": done.stdout, "stderr": done.stderr}
 
     return run
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,18 @@ MODEL = os.environ.get("DEMO_MODEL")
 
 
 @pytest.mark.skipif(not MODEL, reason="DEMO_MODEL names no model; the nox session makes one")
-def test_a_real_model_answers_and_the_report_says_what_served_it() -> None:
+@pytest.mark.parametrize(
+    "empty", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stock", "no kernels"]
+)
+def test_a_real_model_answers_and_the_report_says_what_served_it(
+    empty: bool, empty_vllm: Path
+) -> None:
+    path = os.pathsep.join([str(empty_vllm)] * empty + [ENVIRONMENT["PYTHONPATH"]])
     command = [sys.executable, "-m", "vllm_fl_dispatch.cli", "demo", "--model", str(MODEL),
                "--dtype", "float32", "--json"]  # fmt: skip
     done = subprocess.run(
         command,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,

@@ -28,9 +28,11 @@ def generate(llm_options: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    from vllm_fl_dispatch import get_default_manager
+    from vllm_fl_dispatch import SelectionPolicy, get_default_manager, set_global_policy
 
     manager = get_default_manager()
+    if "TEST_POLICY" in os.environ:
+        set_global_policy(SelectionPolicy.from_dict(**json.loads(os.environ["TEST_POLICY"])))
     manager.report.enabled = os.environ.get("TEST_REPORT") == "1"
     options = {
         "skip_tokenizer_init": True,
@@ -47,12 +49,15 @@ def generate(llm_options: dict[str, Any]) -> dict[str, Any]:
         use_tqdm=False,
     )
     from vllm.model_executor.custom_op import op_registry_oot
+    from vllm.platforms import current_platform
 
     return {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "report": manager.report.as_dicts(),
         "out_of_tree": sorted(op_registry_oot),
         "built": manager.registry.size(),
+        "platform": type(current_platform).__name__,
+        "chunked": llm.llm_engine.vllm_config.scheduler_config.enable_chunked_prefill,
     }
 
 

@@ -40,8 +40,14 @@ def copies(args: tuple[Any, ...]) -> list[Any]:
     return [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    for have, want in zip(as_tuple(found), as_tuple(expected), strict=True):
+def assert_same(subject: Subject, call: Any, found: Any, expected: Any) -> None:
+    """Equal, where the contract specifies the result of the call (arguments, options)."""
+    found, expected = as_tuple(found), as_tuple(expected)
+    if subject.spec.canonical is not None:
+        args, options = call
+        found = subject.spec.canonical(found, *args, **options)
+        expected = subject.spec.canonical(expected, *args, **options)
+    for have, want in zip(found, expected, strict=True):
         if want is not None:
             torch.testing.assert_close(have, want, equal_nan=True)
 
@@ -65,13 +71,14 @@ def test_it_is_captured_and_replayed_on_new_numbers(subject: Subject) -> None:
             if isinstance(kept, torch.Tensor):
                 given.copy_(kept)
         results = call(*work, **options)
-    for source, want in zip((args, others), expected, strict=True):
+    calls = ((args, options), (others, other_options))
+    for (source, chosen), want in zip(calls, expected, strict=True):
         for kept, new in zip(inputs, source, strict=True):
             if isinstance(kept, torch.Tensor):
                 kept.copy_(new)
         graph.replay()
         torch.cuda.synchronize()
-        assert_same(results, want)
+        assert_same(subject, (source, chosen), results, want)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
@@ -88,9 +95,9 @@ def test_two_streams_do_not_disturb_each_other(subject: Subject) -> None:
             with torch.cuda.stream(stream):
                 found[which].append(call(*given[which][number], **calls[which][1]))
     torch.cuda.synchronize()
-    for results, want in zip(found, expected, strict=True):
+    for given_call, results, want in zip(calls, found, expected, strict=True):
         for result in results:
-            assert_same(result, want)
+            assert_same(subject, given_call, result, want)
 
 
 def host_us(call: Callable[[], Any], count: int = 2000) -> float:

@@ -339,10 +339,41 @@ def test_the_origin_of_every_value_with_a_platform_three_variables_and_a_scope(
         "deny_vendors": ("zeta", "environment VLLM_FL_DENY_VENDORS"),
         "flagos_whitelist": ("(all)", "default"),
         "flagos_blacklist": ("(none)", "default"),
+        "flagos_aten": ("(none)", "default"),
         "oot_whitelist": ("(all)", "default"),
         "oot_blacklist": ("gelu_and_mul", "environment VLLM_FL_OOT_BLACKLIST"),
         "per_op_order.rms_norm": ("vendor:acme", "environment VLLM_FL_PER_OP"),
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("true", {"*"}), ("off", set()), ("[mm, softmax]", {"mm", "softmax"}), ("[]", set())],
+)
+def test_aten_operators_are_all_none_or_named(tmp_path: Path, text: str, names: set[str]) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"flagos_aten: {text}\n")
+    policy = effective({"VLLM_FL_CONFIG": str(path)}, None).policy
+    assert policy.flagos_aten == names
+    plain = text.strip("[]")
+    assert effective({"VLLM_FL_FLAGOS_ATEN": plain}, None).policy.flagos_aten == names
+
+
+def test_aten_operators_are_no_setting_of_the_compiled_mode(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("compiled:\n  flagos_aten: true\n")
+    found = effective({"VLLM_FL_CONFIG": str(path)}, None)
+    assert found.policy.flagos_aten == frozenset()
+    assert "unknown key 'flagos_aten' is ignored" in found.warnings[0]
+
+
+@pytest.mark.parametrize(("value", "first"), [("1", "impl:default.flagos"), ("0", None)])
+def test_flaggems_attention_is_an_order(value: str, first: str | None) -> None:
+    environ = {"VLLM_FL_USE_FLAGGEMS_ATTN": value}
+    orders = effective(environ, None).policy.per_op_order
+    assert next(iter(orders.get("attention_backend", ())), None) == first
+    environ["VLLM_FL_PER_OP"] = "attention_backend=stock"
+    assert effective(environ, None).policy.per_op_order["attention_backend"] == ("stock",)
 
 
 FULL = SelectionPolicy(
@@ -353,6 +384,7 @@ FULL = SelectionPolicy(
     allow_vendors=frozenset({"acme"}),
     use_flagos=False,
     flagos_blacklist=frozenset({"mm"}),
+    flagos_aten=frozenset({"mul"}),
     oot_enabled=False,
     oot_whitelist=frozenset({"rms_norm"}),
     compiled={"per_op_order": {"rms_norm": ("stock",)}, "oot_blacklist": frozenset({"x"})},

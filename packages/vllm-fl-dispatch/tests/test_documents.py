@@ -17,6 +17,7 @@ from vllm_fl_dispatch.cli.commands import app
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.schema import PolicyFile
 from vllm_fl_dispatch.ops import SPECS
+from vllm_fl_dispatch.selectors import SELECTORS
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -72,8 +73,9 @@ def test_every_hook_has_its_signature_as_a_heading() -> None:
 
 def test_every_operator_is_documented() -> None:
     page = (REFERENCE / "operators.md").read_text(encoding="utf-8")
-    assert [spec.name for spec in SPECS if f"\n## {spec.name}\n" not in page] == []
-    assert [spec.name for spec in SPECS if not spec.contract.__doc__] == []
+    specs = (*SPECS, *SELECTORS)
+    assert [spec.name for spec in specs if f"\n## {spec.name}\n" not in page] == []
+    assert [spec.name for spec in specs if not spec.contract.__doc__] == []
 
 
 def test_every_variable_is_documented() -> None:

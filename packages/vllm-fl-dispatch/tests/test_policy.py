@@ -204,6 +204,7 @@ def test_policies_differ_where_any_setting_does() -> None:
         "prefer": "vendor", "strict": True, "per_op_order": {"a": ("flagos",)},
         "deny_vendors": frozenset({"a"}), "allow_vendors": frozenset({"a"}), "use_flagos": False,
         "flagos_blacklist": frozenset({"a"}), "flagos_whitelist": frozenset({"a"}),
+        "flagos_aten": frozenset({"a"}),
         "oot_enabled": False, "oot_blacklist": frozenset({"a"}),
         "oot_whitelist": frozenset({"a"}), "compiled": {"prefer": "vendor"},
     }  # fmt: skip

@@ -154,3 +154,14 @@ def test_the_command_shows_every_process(make_manager: Any, tmp_path: Path) -> N
     data = json.loads(runner.invoke(app, ["report", str(tmp_path), "--json"]).stdout)
     assert data[0]["pid"] == os.getpid()
     assert runner.invoke(app, ["report", str(tmp_path / "none")]).exit_code == 1
+
+
+def test_a_rank_is_remembered_when_the_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_files, "_known", {})
+    monkeypatch.delenv("RANK", raising=False)
+    assert report_files.rank() is None
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    assert report_files.rank() == 3
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    assert report_files.rank() == 3

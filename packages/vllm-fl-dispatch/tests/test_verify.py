@@ -80,7 +80,7 @@ def test_a_line_without_operator_pattern_or_reason_is_an_error(tmp_path: Path, l
 
 
 PLUGIN = """
-from vllm_fl_dispatch import BackendImplKind, OpImpl, hookimpl
+from vllm_fl_dispatch import BackendImplKind, OpImpl, Verdict, hookimpl
 import torch
 
 def silu_and_mul(x):
@@ -91,6 +91,10 @@ def silu_and_mul(x):
 def vllm_fl_register_ops(registrar):
     registrar.add(OpImpl("silu_and_mul", "vendor.alone", BackendImplKind.VENDOR, silu_and_mul,
                          "alone", empty_ok=True))
+    registrar.add(OpImpl("rms_norm", "vendor.alone", BackendImplKind.VENDOR, vendor="alone",
+                         load=lambda: 1 / 0, installed=lambda: Verdict.no("a later release")))
+    registrar.add(OpImpl("moe_sum", "vendor.gone", BackendImplKind.VENDOR, vendor="gone",
+                         load=lambda: 1 / 0, installed=lambda: Verdict.no("sold out")))
 """
 
 
@@ -104,15 +108,19 @@ def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def test_one_command_tests_an_implementation(tmp_path: Path) -> None:
-    done = conformance(tmp_path, "--impl", "vendor.alone", "-k", "float32 or facts")
+    selection = "float32 or facts or rms_norm"
+    done = conformance(tmp_path, "--impl", "vendor.alone", "-rs", "-k", selection)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+    # An operator that it lacks here is skipped, with the reason.
+    assert "a later release" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "--impl is missing"),
+        (["--impl", "vendor.gone"], "cannot be tested here:\nmoe_sum[vendor.gone]"),
         (["--impl", "vendor.alne"], "did you mean 'vendor.alone'"),
         (["--impl", "vendor.alone", "--op", "silu"], "unknown operator 'silu'"),
         (["--impl", "vendor.alone", "--xfails", "gone.txt"], "gone.txt"),

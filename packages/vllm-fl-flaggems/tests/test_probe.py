@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from vllm_fl_dispatch import OpManager, SelectionPolicy, probing
+from vllm_fl_dispatch import OpManager, SelectionPolicy, Verdict, probing
 from vllm_fl_dispatch.discovery import Source
 from vllm_fl_dispatch.types import Origin
-from vllm_fl_flaggems import plugin, probe
+from vllm_fl_flaggems import plugin, probe, selection
 
 Plant = Callable[[], None]
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides a flag_gems that is installed."""
+    monkeypatch.setitem(sys.modules, "flag_gems", None)
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     return plant
 
 
-def test_a_missing_library_says_how_to_get_it() -> None:
+def test_a_missing_library_says_how_to_get_it(no_library: None) -> None:
     assert "pip install --no-deps flag-gems" in probe.library_installed().reason
 
 
@@ -35,7 +42,8 @@ def test_a_missing_library_says_how_to_get_it() -> None:
     [
         ("3.6.0", ""),
         ("3.3.0", ""),
-        ("3.7.1", "triton 3.7.1 is outside the range"),
+        ("3.7.1", ""),
+        ("3.8.0", "its generated pointwise kernels do not compile"),
         ("3.2.0", "triton 3.2.0 is outside the range"),
         (None, "triton is not installed"),
     ],
@@ -44,19 +52,50 @@ def test_the_version_of_triton_decides(
     planted: Plant, monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str
 ) -> None:
     planted()
-    monkeypatch.setattr(probing, "version_of", lambda name: version)
+    monkeypatch.setattr(probe, "REQUIREMENTS", ())
+    monkeypatch.setattr(probing, "version_of", {"triton": version}.get)
     verdict = probe.library_installed()
     assert bool(verdict) == (not reason)
     assert reason in verdict.reason
 
 
-def test_it_loads_and_registers_no_operator_yet() -> None:
+def test_every_operator_of_the_table_is_registered() -> None:
     source = Source("flaggems", "vllm_fl_flaggems.plugin", Origin("vllm-fl-flaggems"))
     manager = OpManager(SelectionPolicy(), [source])
     manager.ensure_built()
     (record,) = manager.records
-    assert (record.status, record.impl_count) == ("loaded", 0)
+    assert (record.status, manager.registry.snapshot().refusals) == ("loaded", ())
+    rows = len(plugin.OPERATORS) + len(list(selection.implementations()))
+    assert record.impl_count == rows
+
+
+def test_what_is_missing_is_the_reason_of_every_operator(no_library: None) -> None:
+    source = Source("flaggems", "vllm_fl_flaggems.plugin", Origin("vllm-fl-flaggems"))
+    manager = OpManager(SelectionPolicy(), [source])
+    (decision,) = manager.resolve("rms_norm").decisions
+    assert decision.outcome.value == "not installed"
+    assert "pip install --no-deps flag-gems" in decision.reason
 
 
 def test_diagnosis_names_library_and_device() -> None:
-    assert [line.split(":")[0] for line in plugin.vllm_fl_diagnose()] == ["FlagGems", "accelerator"]
+    lines = [line.split(":")[0] for line in plugin.vllm_fl_diagnose()]
+    assert lines[:2] == ["FlagGems", "accelerator"]
+
+
+def test_a_function_of_newer_releases_is_looked_up_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused = tmp_path / "flag_gems" / "fused"
+    fused.mkdir(parents=True)
+    (fused.parent / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (fused / "__init__.py").write_text("from flag_gems.fused.new import newer_out\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(probe, "library_installed", Verdict.yes)
+    assert probe.offers("newer_out")()
+    assert "has no newer" in probe.offers("newer")().reason
+
+
+def test_the_vendor_of_a_device_node(tmp_path: Path) -> None:
+    assert probe.node_vendor(tmp_path) is None
+    (tmp_path / "davinci3").touch()
+    assert probe.node_vendor(tmp_path) == "ascend"

@@ -1,15 +1,44 @@
-"""What this backend tells the core. It registers no operator yet."""
+"""What this backend registers: a table."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from vllm_fl_ascend.library import import_library
 from vllm_fl_ascend.probe import device_present, library_installed
-from vllm_fl_dispatch import DeviceSpec, hookimpl
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    DeviceSpec,
+    OpImpl,
+    OpNotSupported,
+    Query,
+    Registrar,
+    Verdict,
+    hookimpl,
+)
+from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
 CONFIG = Path(__file__).parent / "config"
+
+#: operator -> module of `impl/` with its `make_<operator>` and `supports_<operator>`
+OPERATORS = {
+    "silu_and_mul": "activation",
+    "gelu_and_mul": "activation",
+    "silu_and_mul_with_clamp": "activation",
+    "rms_norm": "normalization",
+    "fused_add_rms_norm": "normalization",
+    "rotary_embedding": "rotary",
+    "topk_softmax": "routing",
+    "grouped_topk": "routing",
+    "moe_sum": "experts",
+    "fused_experts": "experts",
+    "dynamic_per_token_quant_int8": "quantization",
+}
 
 DEVICE = DeviceSpec(
     platform="ascend",
@@ -20,6 +49,74 @@ DEVICE = DeviceSpec(
     communication_backend="hccl",
     visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES",
 )
+
+
+def _function(op_name: str, prefix: str) -> Any:
+    module = importlib.import_module(f"vllm_fl_ascend.impl.{OPERATORS[op_name]}")
+    return getattr(module, f"{prefix}_{op_name}")
+
+
+def load(op_name: str) -> Call:
+    """The implementation of an operator.
+
+    Raises:
+        ImportError: torch_npu cannot be imported.
+        ContractError: its operators are not what the adapters call.
+    """
+    import_library()
+    function: Call = _function(op_name, "make")()
+    return function
+
+
+def supports(op_name: str, query: Query) -> Verdict:
+    """Is the query within the limits of the kernels? Imports torch, not torch_npu."""
+    verdict: Verdict = _function(op_name, "supports")(query)
+    return verdict
+
+
+def attention_backend(
+    use_mla: bool = False, use_sparse: bool = False, *, has_sink: bool = False
+) -> str:
+    """The class of vLLM's attention backends; see the selector of this name.
+
+    Raises:
+        OpNotSupported: the kernels do not have what is asked for.
+    """
+    wanted = {"MLA": use_mla, "sparse attention": use_sparse, "sinks": has_sink}
+    missing = [what for what, asked in wanted.items() if asked]
+    if missing:
+        raise OpNotSupported(f"the attention of vllm-fl-ascend has no {', '.join(missing)}")
+    return "vllm_fl_ascend.vllm.attention.AscendAttentionBackend"
+
+
+@hookimpl
+def vllm_fl_register_ops(registrar: Registrar) -> None:
+    """torch_npu's operators, and the attention of vLLM's layers."""
+    registrar.add(
+        OpImpl(
+            "attention_backend",
+            "vendor.ascend",
+            BackendImplKind.VENDOR,
+            attention_backend,
+            "ascend",
+            installed=library_installed,
+            available=device_present,
+        )
+    )
+    registrar.add_many(
+        OpImpl(
+            op_name,
+            "vendor.ascend",
+            BackendImplKind.VENDOR,
+            vendor="ascend",
+            load=partial(load, op_name),
+            installed=library_installed,
+            available=device_present,
+            supports=partial(supports, op_name),
+            empty_ok=True,
+        )
+        for op_name in OPERATORS
+    )
 
 
 @hookimpl

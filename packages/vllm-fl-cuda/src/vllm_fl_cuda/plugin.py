@@ -16,7 +16,9 @@ from vllm_fl_dispatch import (
     Registrar,
     Verdict,
     hookimpl,
+    probing,
 )
+from vllm_fl_dispatch.errors import OpNotSupported
 from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
@@ -48,6 +50,7 @@ DEVICE = DeviceSpec(
     torch_module="torch.cuda",
     communication_backend="nccl",
     visible_devices_variable="CUDA_VISIBLE_DEVICES",
+    platform_class="vllm.platforms.cuda:CudaPlatform",
 )
 
 
@@ -72,9 +75,30 @@ def _supports(module: str) -> Any:
     return supports
 
 
+def attention_backend(use_mla: bool = False, use_sparse: bool = False) -> str:
+    """vLLM's attention in Triton, which needs none of its compiled operators.
+
+    Its latent attention does: the cache is written by one.
+    """
+    if use_mla or use_sparse:
+        raise OpNotSupported("Triton serves neither MLA nor sparse attention here")
+    return "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+
+
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """vLLM's compiled operators."""
+    """vLLM's compiled operators, and its attention in Triton."""
+    registrar.add(
+        OpImpl(
+            "attention_backend",
+            "vendor.cuda",
+            BackendImplKind.VENDOR,
+            attention_backend,
+            "cuda",
+            installed=lambda: probing.module_installed("triton"),
+            available=device_present,
+        )
+    )
     registrar.add_many(
         OpImpl(
             op_name,

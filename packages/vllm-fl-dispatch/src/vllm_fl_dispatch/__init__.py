@@ -37,6 +37,7 @@ from vllm_fl_dispatch.errors import (
     OpNotSupported,
     PluginError,
     PolicyError,
+    RequestError,
     UnknownOp,
 )
 from vllm_fl_dispatch.hookspecs import hookimpl
@@ -51,6 +52,7 @@ from vllm_fl_dispatch.types import (
     OpImpl,
     OpSpec,
     Query,
+    SelectorSpec,
     Verdict,
 )
 
@@ -72,7 +74,9 @@ __all__ = [
     "PolicyError",
     "Query",
     "Registrar",
+    "RequestError",
     "SelectionPolicy",
+    "SelectorSpec",
     "UnknownOp",
     "Verdict",
     "bump_policy_epoch",

@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.errors import ContractError, OpNotSupported
-from vllm_fl_dispatch.types import OpImpl, OpSpec
+from vllm_fl_dispatch.types import OpImpl, OpSpec, Spec
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def describe(spec: OpSpec) -> str:
+def describe(spec: Spec) -> str:
     """The contract's signature as people read it."""
     return f"{spec.name}{signature_of(spec.contract)}".replace("'", "")
 
@@ -24,19 +24,19 @@ def signature_of(contract: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(contract)
 
 
-def positional_names(spec: OpSpec) -> tuple[str, ...]:
+def positional_names(spec: Spec) -> tuple[str, ...]:
     """Names of the contract's positional parameters."""
     parameters = signature_of(spec.contract).parameters.values()
     return tuple(p.name for p in parameters if p.kind in _POSITIONAL)
 
 
-def option_defaults(spec: OpSpec) -> dict[str, Any]:
+def option_defaults(spec: Spec) -> dict[str, Any]:
     """The contract's keyword-only options and their defaults."""
     parameters = signature_of(spec.contract).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def missing_options(spec: OpSpec, fn: Callable[..., Any]) -> frozenset[str]:
+def missing_options(spec: Spec, fn: Callable[..., Any]) -> frozenset[str]:
     """Options of the contract that this function does not take."""
     try:
         parameters = inspect.signature(fn).parameters
@@ -78,7 +78,7 @@ def lowered(
     return lower(spec, missing, args, options)
 
 
-def check_contract(spec: OpSpec, impl: OpImpl, fn: Callable[..., Any] | None = None) -> None:
+def check_contract(spec: Spec, impl: OpImpl, fn: Callable[..., Any] | None = None) -> None:
     """Raise ContractError unless the implementation fits; lazily loaded ones are checked later.
 
     The positional parameters must be the contract's, by name and order; further parameters need
@@ -107,7 +107,7 @@ def check_contract(spec: OpSpec, impl: OpImpl, fn: Callable[..., Any] | None = N
         )
 
 
-def _misfit(spec: OpSpec, found: inspect.Signature) -> str | None:
+def _misfit(spec: Spec, found: inspect.Signature) -> str | None:
     expected = positional_names(spec)
     parameters = list(found.parameters.values())
     names = [p.name for p in parameters if p.kind in _POSITIONAL]

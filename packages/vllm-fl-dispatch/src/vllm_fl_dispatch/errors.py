@@ -50,5 +50,9 @@ class PolicyError(DispatchError, ValueError):
     """A setting that is wrong in a way that must not be guessed at."""
 
 
+class RequestError(DispatchError, ValueError):
+    """A request to a selector that nothing can serve, or a class that cannot serve it."""
+
+
 class PluginError(DispatchError, RuntimeError):
     """A plugin that cannot be loaded."""

@@ -65,7 +65,7 @@ def explain(
         PolicyError: a fact that the operator's contract does not know.
     """
     manager.ensure_built()
-    spec = manager.registry.spec(op_name)
+    spec = manager.registry.contract(op_name)
     for name in facts or ():
         if name not in spec.fact_names:
             raise PolicyError(unknown_name(f"fact of {op_name}", name, spec.fact_names))
@@ -102,6 +102,7 @@ _LISTS = (
     "deny_vendors",
     "flagos_whitelist",
     "flagos_blacklist",
+    "flagos_aten",
     "oot_whitelist",
     "oot_blacklist",
 )

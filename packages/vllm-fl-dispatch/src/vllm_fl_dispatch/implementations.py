@@ -6,7 +6,7 @@ from vllm_fl_dispatch.contracts import check_contract, lowered
 from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Spec, Verdict
 
 logger = get_logger(__name__)
 
@@ -37,7 +37,7 @@ class Implementations:
         """Ask again: a device may have appeared."""
         self._verdicts.clear()
 
-    def load(self, spec: OpSpec, impl: OpImpl, *, strict: bool) -> Call | None:
+    def load(self, spec: Spec, impl: OpImpl, *, strict: bool) -> Call | None:
         """The function of an implementation; None if it cannot be loaded, which is remembered.
 
         Raises:

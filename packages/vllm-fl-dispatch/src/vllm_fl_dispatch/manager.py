@@ -26,7 +26,7 @@ from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.shadow import ANY, Shadow
 from vllm_fl_dispatch.shadow.records import Sampling
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Spec, Verdict
 
 logger = get_logger(__name__)
 
@@ -187,7 +187,7 @@ class OpManager:
             UnknownOp: no such operator.
         """
         self.ensure_built()
-        spec = self.registry.spec(op_name)
+        spec = self.registry.contract(op_name)
         impls = self.registry.impls(op_name)
         policy = policy or self.current_policy()
         ask = self._implementations.ask
@@ -216,7 +216,7 @@ class OpManager:
         """`installed` or `available` of an implementation."""
         return self._implementations.ask(question, impl)
 
-    def load(self, spec: OpSpec, impl: OpImpl) -> Call | None:
+    def load(self, spec: Spec, impl: OpImpl) -> Call | None:
         """The function of an implementation; None if it cannot be loaded. See `Implementations`."""
         return self._implementations.load(spec, impl, strict=self.current_policy().strict)
 
@@ -265,7 +265,7 @@ class OpManager:
 
     # -- what happened ------------------------------------------------------------------------
 
-    def announce(self, spec: OpSpec, resolution: Resolution, impl: OpImpl) -> None:
+    def announce(self, spec: Spec, resolution: Resolution, impl: OpImpl) -> None:
         """Say once which implementation serves an operator, and again when that changes."""
         if self._announced.get(spec.name) != impl.impl_id:
             self._announced[spec.name] = impl.impl_id

@@ -27,6 +27,8 @@ class SelectionPolicy:
         allow_vendors: if not None, the only vendors used.
         use_flagos: False excludes kind DEFAULT.
         flagos_blacklist: operators (and ATen operators of FlagGems) that kind DEFAULT leaves out.
+        flagos_aten: ATen operators of torch that FlagGems replaces in a worker of vLLM, by the
+            names of its functions; ``*``: all that it has.
         flagos_whitelist: if not None, the only operators that kind DEFAULT serves.
         oot_enabled: False replaces no layer of vLLM.
         oot_blacklist: operators whose layers stay vLLM's.
@@ -43,6 +45,7 @@ class SelectionPolicy:
     use_flagos: bool = True
     flagos_blacklist: frozenset[str] = frozenset()
     flagos_whitelist: frozenset[str] | None = None
+    flagos_aten: frozenset[str] = frozenset()
     oot_enabled: bool = True
     oot_blacklist: frozenset[str] = frozenset()
     oot_whitelist: frozenset[str] | None = None

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from vllm_fl_dispatch.contracts import check_contract
 from vllm_fl_dispatch.errors import ContractError, DuplicateError, UnknownOp
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Origin
+from vllm_fl_dispatch.types import (
+    BackendImplKind,
+    OpImpl,
+    OpSpec,
+    Origin,
+    SelectorSpec,
+    Spec,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,7 @@ class Refusal:
 class Snapshot:
     """The contents of a registry at one moment."""
 
-    specs: dict[str, OpSpec] = field(default_factory=dict)
+    specs: dict[str, Spec] = field(default_factory=dict)
     spec_owners: dict[str, Origin | None] = field(default_factory=dict)
     impls: dict[str, tuple[OpImpl, ...]] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
@@ -50,7 +57,7 @@ class OpRegistry:
         if self.on_change is not None:
             self.on_change()
 
-    def add_spec(self, spec: OpSpec, origin: Origin | None = None) -> None:
+    def add_spec(self, spec: Spec, origin: Origin | None = None) -> None:
         """Add an operator. The same object twice is no change; another one is an error."""
         now = self._now
         if now.specs.get(spec.name) is spec:
@@ -100,18 +107,40 @@ class OpRegistry:
     def refuse(self, refusal: Refusal) -> None:
         self._now = replace(self._now, refusals=(*self._now.refusals, refusal))
 
-    def spec(self, name: str) -> OpSpec:
-        """The contract of an operator, or UnknownOp with the nearest names."""
+    def contract(self, name: str) -> Spec:
+        """The contract of an operator or selector, or UnknownOp with the nearest names."""
         try:
             return self._now.specs[name]
         except KeyError:
             raise UnknownOp(unknown_name("operator", name, self._now.specs)) from None
 
+    def spec(self, name: str) -> OpSpec:
+        """The contract of an operator that can be called."""
+        found = self.contract(name)
+        if isinstance(found, SelectorSpec):
+            raise UnknownOp(
+                f"{name} is selected when vLLM asks for it and cannot be called; operators: "
+                f"{', '.join(self.op_names())}"
+            )
+        return found
+
+    def selector(self, name: str) -> SelectorSpec:
+        """The contract of a selector."""
+        found = self.contract(name)
+        assert isinstance(found, SelectorSpec), name
+        return found
+
     def impls(self, name: str) -> tuple[OpImpl, ...]:
         return self._now.impls.get(name, ())
 
-    def op_names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
+        """All that a policy may speak of: operators and selectors."""
         return tuple(sorted(self._now.specs))
+
+    def op_names(self) -> tuple[str, ...]:
+        """The operators: what can be called."""
+        specs = self._now.specs
+        return tuple(name for name in self.names() if not isinstance(specs[name], SelectorSpec))
 
     def vendors(self) -> frozenset[str]:
         return frozenset(
@@ -156,7 +185,7 @@ class Registrar:
         for impl in impls:
             self.add(impl)
 
-    def add_spec(self, spec: OpSpec) -> None:
+    def add_spec(self, spec: Spec) -> None:
         """Add an operator of your own."""
         try:
             self._registry.add_spec(spec, self._origin)

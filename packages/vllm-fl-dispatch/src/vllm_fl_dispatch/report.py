@@ -36,8 +36,8 @@ class Report:
 
     def __init__(self) -> None:
         self.enabled = False
-        #: Called after each failure that was recovered from.
-        self.on_failure: Callable[[], object] | None = None
+        #: Writes the report, where one is wanted; called when there is something new to tell.
+        self.on_news: Callable[[], object] | None = None
         self._rows: dict[tuple[str, str, str], Row] = {}
         self._counting: dict[tuple[str, str, str, Call], Call] = {}
 
@@ -50,8 +50,12 @@ class Report:
         for row in list(self._rows.values()):
             if (row.op, row.impl_id) == (impl.op_name, impl.impl_id):
                 row.failures += 1
-        if self.on_failure is not None:
-            self.on_failure()
+        self.save()
+
+    def save(self) -> None:
+        """Write the report now, where one is wanted."""
+        if self.on_news is not None:
+            self.on_news()
 
     def forget(self) -> None:
         """Start counting anew: a forked child has done nothing yet."""

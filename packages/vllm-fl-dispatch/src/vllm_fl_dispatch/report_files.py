@@ -1,7 +1,8 @@
 """The report as files: one JSON per process in the folder that `VLLM_FL_REPORT` names.
 
-Written when the process ends, normally or by SIGTERM, and at each failure, so that a killed
-process leaves what it knew. Files are renamed into place: a reader never sees half of one.
+Written when the process ends, normally or by SIGTERM, when a worker of vLLM is ready, and at each
+failure, so that a killed process leaves what it knew. Files are renamed into place: a reader never
+sees half of one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def start(manager: OpManager, folder: Path) -> None:
         with contextlib.suppress(OSError):
             write(manager, folder)
 
-    manager.report.on_failure = save
+    manager.report.on_news = save
     if manager.shadow is not None:
         manager.shadow.on_deviation = save
     # Children of multiprocessing skip atexit, but not these.
@@ -78,12 +79,21 @@ def content(manager: OpManager) -> dict[str, Any]:
 
 
 def rank() -> int | None:
-    """The rank of this process in torch.distributed, or what the launcher says."""
+    """The rank of this process in torch.distributed, or what the launcher says.
+
+    Once known it is remembered: the group may be gone when the process ends.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
+        _known[os.getpid()] = int(distributed.get_rank())
+    if os.getpid() in _known:
+        return _known[os.getpid()]
     value = os.environ.get("RANK", "")
     return int(value) if value.isdigit() else None
+
+
+#: process -> its rank; a forked child has another one than its parent.
+_known: dict[int, int] = {}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.tokens import token_matches
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.types import OpImpl, Query, SelectorSpec, Spec, Verdict
 
 
 class Outcome(str, enum.Enum):
@@ -126,14 +126,17 @@ class Resolution:
 
 
 def resolve(
-    spec: OpSpec, candidates: Iterable[OpImpl], policy: SelectionPolicy, facts: Facts
+    spec: Spec, candidates: Iterable[OpImpl], policy: SelectionPolicy, facts: Facts
 ) -> Resolution:
     """Decide about every candidate of an operator.
 
     Tokens are taken in the order of the policy; inside a token the highest (priority, impl_id)
-    comes first. An implementation that two tokens name is taken at the first of them.
+    comes first. An implementation that two tokens name is taken at the first of them. What is
+    selected rather than called stays vLLM's own, where it has one, unless an order names it.
     """
     order, origin = policy.order_for(spec.name, spec.group)
+    if isinstance(spec, SelectorSpec) and spec.name not in policy.per_op_order:
+        order = tuple(dict.fromkeys(("stock", *order)))
     impls = sorted(candidates, key=lambda impl: (impl.priority, impl.impl_id), reverse=True)
     first, note = [_decide_one(impl, policy, facts, order, spec.names) for impl in impls], ""
     inherited = spec.group in policy.per_op_order and spec.name not in policy.per_op_order

@@ -14,7 +14,7 @@ from vllm_fl_dispatch.platforms import platform_defaults
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, unknown_name
-from vllm_fl_dispatch.types import Origin
+from vllm_fl_dispatch.types import Origin, Spec
 
 logger = get_logger(__name__)
 
@@ -28,9 +28,11 @@ def build(
         sources: the plugins; None: those installed and those of `VLLM_FL_PLUGIN_MODULES`.
     """
     from vllm_fl_dispatch.ops import SPECS
+    from vllm_fl_dispatch.selectors import SELECTORS
 
     core = Origin("vllm-fl-dispatch")
-    for spec in SPECS:
+    specs: tuple[Spec, ...] = (*SPECS, *SELECTORS)
+    for spec in specs:
         registry.add_spec(spec, core)
     disabled = frozenset(parse_names(read("VLLM_FL_DISABLED_PLUGINS") or ""))
     records = []
@@ -74,7 +76,7 @@ def check_names(policy: SelectionPolicy, registry: OpRegistry, where: str = "pol
     Raises:
         PolicyError: there is one, and the policy is strict.
     """
-    ops, vendors = registry.op_names(), registry.vendors()
+    ops, vendors = registry.names(), registry.vendors()
     named = [
         token.partition(":")[2]
         for order in policy.per_op_order.values()

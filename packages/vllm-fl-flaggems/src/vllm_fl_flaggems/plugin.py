@@ -1,17 +1,77 @@
-"""What this backend tells the core. It registers no operator yet."""
+"""What this backend registers: a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from vllm_fl_dispatch import hookimpl
-from vllm_fl_flaggems.probe import device_present, library_installed
+from vllm_fl_dispatch import BackendImplKind, OpImpl, Query, Registrar, Verdict, hookimpl
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_flaggems import diagnosis, selection
+from vllm_fl_flaggems.probe import device_present, library_installed, offers
 
 vllm_fl_api = 1
+
+#: operator -> (module of `impl/`, what else is known about the implementation)
+OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "silu_and_mul": ("activation", {}),
+    "gelu_and_mul": ("activation", {}),
+    "silu_and_mul_with_clamp": (
+        "activation",
+        {"installed": offers("silu_and_mul_with_clamp_out")},
+    ),
+    "rms_norm": ("normalization", {}),
+    "fused_add_rms_norm": ("normalization", {"mutates": ("x", "residual")}),
+    "rotary_embedding": ("rotary", {}),
+    "topk_softmax": ("routing", {}),
+    "grouped_topk": ("routing", {}),
+    "moe_align_block_size": ("routing", {}),
+    "moe_sum": ("experts", {}),
+    "fused_experts": ("experts", {}),
+}
+
+
+def _loader(module: str, op_name: str) -> Callable[[], Call]:
+    def load() -> Call:
+        found = importlib.import_module(f"vllm_fl_flaggems.impl.{module}")
+        function: Call = getattr(found, f"make_{op_name}")()
+        return function
+
+    return load
+
+
+def _supports(module: str) -> Callable[[Query], Verdict]:
+    """The module's own predicate, imported when first asked: it needs torch."""
+
+    def supports(query: Query) -> Verdict:
+        found = importlib.import_module(f"vllm_fl_flaggems.impl.{module}")
+        verdict: Verdict = found.supports(query)
+        return verdict
+
+    return supports
+
+
+@hookimpl
+def vllm_fl_register_ops(registrar: Registrar) -> None:
+    """FlagGems' fused functions, and attention."""
+    registrar.add_many(selection.implementations())
+    registrar.add_many(
+        OpImpl(
+            op_name,
+            "default.flagos",
+            BackendImplKind.DEFAULT,
+            load=_loader(module, op_name),
+            available=device_present,
+            supports=_supports(module),
+            empty_ok=True,
+            **{"installed": library_installed, **more},
+        )
+        for op_name, (module, more) in OPERATORS.items()
+    )
 
 
 @hookimpl
 def vllm_fl_diagnose() -> Iterable[str]:
-    """Library and device, each with its reason."""
-    for what, verdict in (("FlagGems", library_installed()), ("accelerator", device_present())):
-        yield f"{what}: {'found' if verdict else verdict.reason}"
+    """Library, device, and whether the one can be imported for the other."""
+    return diagnosis.lines()

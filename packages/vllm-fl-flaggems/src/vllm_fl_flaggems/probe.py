@@ -6,35 +6,99 @@ vendor tools, initialises the device, and a failed import leaves it half built.
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 from packaging.version import Version
 
 from vllm_fl_dispatch import Verdict, probing
 
-#: Triton releases that flag-gems works with: from, and before. With 3.7 its second launch of a
-#: kernel passes too few arguments; with 3.8 its pointwise kernels do not compile.
-TRITON_FROM, TRITON_BEFORE = Version("3.3"), Version("3.7")
-#: Device nodes of the accelerators that FlagGems has backends for.
-DEVICE_NODES = ("nvidia[0-9]*", "davinci[0-9]*", "kfd", "dxg", "cambricon_dev*", "mtgpu*", "xpu*")
+#: flag-gems pins numpy 1.26 beside its other requirements, and vLLM needs numpy 2: pip cannot
+#: resolve the two together, so it is installed without its requirements.
+HOW_TO_INSTALL = "pip install --no-deps flag-gems==5.0.2"
+#: What flag_gems imports besides torch and triton; vllm-fl-flaggems depends on them.
+REQUIREMENTS = ("sqlalchemy", "yaml", "packaging")
+#: Distributions that provide the module `triton`. Only the first has the versions below.
+TRITONS = ("triton", "triton-ascend", "flagtree")
+#: Releases of Triton that flag-gems works with: from, and before.
+TRITON_FROM, TRITON_BEFORE = Version("3.3"), Version("3.8")
+#: Releases from which on it does not, the newest first, and why.
+TRITON_FAULTS = (
+    (TRITON_BEFORE, "its generated pointwise kernels do not compile"),
+    (Version("0"), "its launcher knows no release before 3.3"),
+)
+#: Device node -> the vendor as flag-gems calls it, for devices that no backend describes.
+NODE_VENDORS = {
+    "nvidia[0-9]*": "nvidia",
+    "dxg": "nvidia",
+    "davinci[0-9]*": "ascend",
+    "cambricon_dev*": "cambricon",
+    "mtgpu*": "mthreads",
+    "kfd": "amd",
+    "xpu*": "kunlunxin",
+}
 
 
 def library_installed() -> Verdict:
-    """Is flag_gems there, with a Triton that it works with?"""
-    found = probing.module_installed("flag_gems", "pip install --no-deps flag-gems, and sqlalchemy")
-    return probing.all_of(found, _triton()) if found else found
+    """Is flag_gems there, with what it imports and a Triton that it works with?"""
+    found = probing.module_installed("flag_gems", HOW_TO_INSTALL)
+    if not found:
+        return found
+    needed = (probing.module_installed(name, "flag-gems imports it") for name in REQUIREMENTS)
+    return probing.all_of(*needed, triton_fits())
+
+
+def triton_version() -> str | None:
+    """The version of the installed Triton, whichever distribution provides it."""
+    return next(filter(None, map(probing.version_of, TRITONS)), None)
+
+
+def triton_fits() -> Verdict:
+    """Does flag-gems work with the installed Triton?"""
+    version = probing.version_of(TRITONS[0])
+    if version is None:
+        found = triton_version()
+        return Verdict.yes() if found else Verdict.no("triton is not installed")
+    if TRITON_FROM <= Version(version) < TRITON_BEFORE:
+        return Verdict.yes()
+    fault = next(why for since, why in TRITON_FAULTS if Version(version) >= since)
+    return Verdict.no(
+        f"triton {version} is outside the range that flag-gems works with, {TRITON_FROM} to before "
+        f"{TRITON_BEFORE}: {fault}. torch up to 2.13 brings an older one; a vLLM that pins a "
+        "newer torch cannot use flag-gems yet"
+    )
 
 
 def device_present() -> Verdict:
     """Is there any accelerator that FlagGems may use?"""
-    return probing.device_node("accelerator", DEVICE_NODES)
+    return probing.device_node("accelerator", NODE_VENDORS)
 
 
-def _triton() -> Verdict:
-    version = probing.version_of("triton")
-    if version is None:
-        return Verdict.no("triton is not installed")
-    if TRITON_FROM <= Version(version) < TRITON_BEFORE:
-        return Verdict.yes()
-    return Verdict.no(
-        f"triton {version} is outside the range that flag-gems works with: "
-        f"{TRITON_FROM} to before {TRITON_BEFORE}"
-    )
+def node_vendor(dev: Path = Path("/dev")) -> str | None:
+    """The vendor of the first device node found, as flag-gems calls it."""
+    found = (v for pattern, v in NODE_VENDORS.items() if next(dev.glob(pattern), None) is not None)
+    return next(found, None)
+
+
+def offers(name: str) -> Callable[[], Verdict]:
+    """`installed` of an operator that only some releases have: do they export this function?"""
+
+    def installed() -> Verdict:
+        found = library_installed()
+        if not found or name in _exported():
+            return found
+        version = probing.version_of("flag-gems")
+        return Verdict.no(f"the installed flag-gems {version} has no {name}")
+
+    return installed
+
+
+def _exported() -> frozenset[str]:
+    """The names in flag_gems' lists of operators, read as text."""
+    spec = importlib.util.find_spec("flag_gems")
+    roots = [Path(each) for each in (spec and spec.submodule_search_locations) or ()]
+    lists = [root / folder / "__init__.py" for root in roots for folder in ("fused", "ops")]
+    text = "".join(path.read_text(encoding="utf-8") for path in lists if path.is_file())
+    return frozenset(re.findall(r"\w+", text))

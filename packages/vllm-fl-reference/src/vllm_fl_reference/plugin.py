@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import importlib
 
-from vllm_fl_dispatch import BackendImplKind, OpImpl, Registrar, Verdict, hookimpl, probing
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    DeviceSpec,
+    OpImpl,
+    Registrar,
+    Verdict,
+    hookimpl,
+    probing,
+)
+from vllm_fl_dispatch.errors import OpNotSupported
 from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
@@ -27,6 +36,19 @@ OPERATORS = {
 #: Which experts have tokens decides what runs: nothing that a compiler could trace.
 NOT_TRACEABLE = ("fused_experts",)
 
+#: What every machine has.
+DEVICE = DeviceSpec(
+    platform="cpu",
+    device_type="cpu",
+    vendor="cpu",
+    dispatch_key="CPU",
+    torch_module="torch.cpu",
+    communication_backend="gloo",
+    visible_devices_variable="CPU_VISIBLE_MEMORY_NODES",
+    platform_class="vllm.platforms.cpu:CpuPlatform",
+    worker_class="vllm.v1.worker.cpu_worker:CPUWorker",
+)
+
 
 def torch_installed() -> Verdict:
     """Is torch there? Looked up, not imported."""
@@ -42,9 +64,33 @@ def _loader(module: str, op_name: str) -> Call:
     return load
 
 
+def attention_backend(use_mla: bool = False, use_sparse: bool = False) -> str:
+    """The class of vLLM's attention backends; see the selector of this name."""
+    if use_sparse:
+        raise OpNotSupported("the reference has no sparse attention")
+    if use_mla:
+        return "vllm_fl_reference.vllm.mla.ReferenceMLABackend"
+    return "vllm_fl_reference.vllm.attention.ReferenceAttentionBackend"
+
+
+@hookimpl
+def vllm_fl_device() -> DeviceSpec:
+    """The processor of the host: what is left where no backend finds a device."""
+    return DEVICE
+
+
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """One implementation of each operator, through torch."""
+    """One implementation of each operator, through torch, and the attention of vLLM's layers."""
+    registrar.add(
+        OpImpl(
+            "attention_backend",
+            "reference.torch",
+            BackendImplKind.REFERENCE,
+            attention_backend,
+            installed=torch_installed,
+        )
+    )
     registrar.add_many(
         OpImpl(
             op_name,

@@ -35,7 +35,7 @@ def check(
     found = policy_from_file(file)
     manager = get_default_manager()
     manager.ensure_built()
-    ops = manager.registry.op_names()
+    ops = manager.registry.names()
     orders = {**found.policy.per_op_order, **found.policy.compiled.get("per_op_order", {})}
     warnings = [*found.warnings, *(unknown_name("operator", op, ops) for op in orders
                                    if op not in ops)]  # fmt: skip

@@ -14,7 +14,7 @@ def ops(as_json: AsJson = False) -> None:
     """List every operator with its implementations, and which one a call would use here."""
     manager = get_default_manager()
     manager.ensure_built()
-    resolutions = [manager.resolve(op) for op in manager.registry.op_names()]
+    resolutions = [manager.resolve(op) for op in manager.registry.names()]
     made = table("Operators", "operator", "implementation", "from", "decision", "reason")
     for resolution in resolutions:
         for number, decision in enumerate(resolution.decisions):

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_fl_dispatch.config.values import (
+    parse_aten,
     parse_bool,
+    parse_flaggems_attention,
     parse_names,
     parse_op_config,
     parse_per_op,
@@ -40,11 +42,23 @@ def _names(text: str, _where: str) -> frozenset[str]:
     return frozenset(parse_names(text))
 
 
+def parse_seconds(text: str, where: str = "VLLM_FL_RANK_TIMEOUT") -> float:
+    """A positive number, or PolicyError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise PolicyError(f"{where}={text!r} is not accepted; accepted: seconds, such as 60")
+    return seconds
+
+
 VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PREFER_ENABLED", "0 leaves vLLM untouched", parse_bool),
     Variable("VLLM_FL_ENABLED", "same as VLLM_FL_PREFER_ENABLED", parse_bool),
     Variable("VLLM_FL_CONFIG", "path of a YAML policy; replaces all other settings"),
-    Variable("VLLM_FL_PLATFORM", "whose platform defaults apply; by default what is detected"),
+    Variable("VLLM_FL_PLATFORM", "asks for PlatformFL on this device (cuda, cpu ...), "
+             "and for its platform defaults; by default what is detected"),
     Variable("VLLM_FL_PREFER", "flagos, vendor or reference", parse_preference, "prefer"),
     Variable("VLLM_FL_STRICT", "1: errors instead of fallback", parse_bool, "strict"),
     Variable("VLLM_FL_OP_CONFIG", "JSON or its path, operator to kind; see VLLM_FL_PER_OP",
@@ -53,11 +67,16 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_ALLOW_VENDORS", "only these vendors, comma list", _names, "allow_vendors"),
     Variable("VLLM_FL_DENY_VENDORS", "never these vendors, comma list", _names, "deny_vendors"),
     Variable("USE_FLAGGEMS", "0: never FlagGems", parse_bool, "use_flagos"),
+    Variable("VLLM_FL_USE_FLAGGEMS_ATTN", "1: FlagGems' attention before all others",
+             parse_flaggems_attention),
     Variable("VLLM_FL_FLAGOS_WHITELIST", "only these operators by FlagGems, comma list",
              _names, "flagos_whitelist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST", "these operators never by FlagGems; replaces the list of "
              "the platform defaults", _names, "flagos_blacklist"),
     Variable("VLLM_FL_FLAGOS_BLACKLIST_APPEND", "the same, added to that list", _names),
+    Variable("VLLM_FL_FLAGOS_ATEN", "ATen operators that FlagGems replaces in vLLM's workers: 0 "
+             "(default), 1 (all), or a comma list", lambda text, _: parse_aten(text),
+             "flagos_aten"),
     Variable("VLLM_FL_OOT_ENABLED", "0: replace no vLLM layer", parse_bool, "oot_enabled"),
     Variable("VLLM_FL_OOT_WHITELIST", "operators whose layers may be replaced, comma list",
              _names, "oot_whitelist"),
@@ -66,6 +85,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_PLUGIN_MODULES", "modules to load as plugins, comma list"),
     Variable("VLLM_FL_DISABLED_PLUGINS", "plugins not even imported, comma list"),
     Variable("VLLM_FL_REPORT", "folder for the record of what ran"),
+    Variable("VLLM_FL_RANK_TIMEOUT", "seconds that ranks wait for one another at start-up; 60",
+             parse_seconds),
     Variable("VLLM_FL_SHADOW", "op1=token|token;*=token: what runs beside the selected "
              "implementations, to be compared", parse_per_op),
     Variable("VLLM_FL_SHADOW_SAMPLE", "first=N;every=N: which calls of a layer are compared",
@@ -81,6 +102,7 @@ POLICY_VARIABLES = frozenset(variable.name for variable in VARIABLES if variable
     "VLLM_FL_OP_CONFIG",
     "VLLM_FL_PER_OP",
     "VLLM_FL_PLATFORM",
+    "VLLM_FL_USE_FLAGGEMS_ATTN",
 }
 
 
@@ -141,15 +163,17 @@ def with_environment(
 
 
 def _with_orders(policy: SelectionPolicy, environ: Mapping[str, str] | None) -> SelectionPolicy:
-    """`VLLM_FL_PER_OP` speaks per operator, and before `VLLM_FL_OP_CONFIG`."""
+    """`VLLM_FL_PER_OP` speaks per operator, and before the others."""
     readers: tuple[tuple[str, Callable[[str, str], Any]], ...] = (
+        ("VLLM_FL_USE_FLAGGEMS_ATTN", parse_flaggems_attention),
         ("VLLM_FL_OP_CONFIG", parse_op_config),
         ("VLLM_FL_PER_OP", parse_per_op),
     )
     for name, parse in readers:
         text = read(name, environ)
-        if text is not None:
-            policy = policy.with_orders(f"environment {name}", parse(text, name))
+        orders = {} if text is None else parse(text, name)
+        if orders:
+            policy = policy.with_orders(f"environment {name}", orders)
     return policy
 
 

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vllm_fl_dispatch.config.measured import differences
-from vllm_fl_dispatch.config.values import parse_bool
+from vllm_fl_dispatch.config.values import parse_aten, parse_bool
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.registry import nearest
 from vllm_fl_dispatch.tokens import parse_order, parse_preference
@@ -78,6 +78,11 @@ class Settings(BaseModel):
 class PolicyFile(Settings):
     """A policy in YAML."""
 
+    flagos_aten: bool | list[str] = Field(
+        False,
+        description="ATen operators of torch that FlagGems replaces in vLLM's workers, by the "
+        "names of its functions; true: all but those of flagos_blacklist",
+    )
     compiled: Settings | None = Field(
         None, description="settings that replace the others where vLLM compiles the model"
     )
@@ -91,6 +96,8 @@ class PolicyFile(Settings):
         """The given settings, with those of `compiled` as a mapping."""
         given = super().values()
         given.pop("measured_on", None)
+        if "flagos_aten" in given:
+            given["flagos_aten"] = parse_aten(given["flagos_aten"])
         if given.get("compiled") is not None:
             given["compiled"] = given["compiled"].values()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from vllm_fl_dispatch.errors import PolicyError
@@ -30,6 +31,24 @@ def parse_bool(text: str, where: str, default: bool = False) -> bool:
 def parse_names(text: str) -> tuple[str, ...]:
     """Read a comma list of names; blanks around names and empty items do not count."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_flaggems_attention(text: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Read the switch that puts FlagGems' attention before all others; off says nothing."""
+    order = ("impl:default.flagos", "flagos", "vendor", "stock", "reference")
+    return {"attention_backend": order} if parse_bool(text, where) else {}
+
+
+def parse_aten(value: bool | str | Iterable[str]) -> frozenset[str]:
+    """Read which ATen operators FlagGems replaces: a switch for all or none, or names."""
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word not in _TRUE | _FALSE:
+            return frozenset(parse_names(value))
+        value = word in _TRUE
+    if isinstance(value, bool):
+        return frozenset({"*"} if value else ())
+    return frozenset(value)
 
 
 def parse_per_op(text: str, where: str) -> dict[str, tuple[str, ...]]:

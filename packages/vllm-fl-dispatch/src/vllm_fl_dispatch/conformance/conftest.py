@@ -18,6 +18,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     selected = metafunc.config.stash.get(KEY, Selection([], ()))
     if "case" in names:
         pairs = parameters(selected.subjects, selected.xfails)
+        # An implementation may have operators that this machine or release lacks.
+        pairs += [
+            pytest.param(None, None, id=str(each.impl), marks=pytest.mark.skip(each.reason))
+            for each in selected.absent
+        ]
         metafunc.parametrize(("subject", "case"), pairs)
     else:
         metafunc.parametrize("subject", selected.subjects, ids=str)

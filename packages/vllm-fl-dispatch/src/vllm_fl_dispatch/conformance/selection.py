@@ -10,16 +10,17 @@ import pytest
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.testing.kit import Subject
-from vllm_fl_dispatch.testing.subjects import subjects
+from vllm_fl_dispatch.testing.subjects import Absent, subjects
 from vllm_fl_dispatch.testing.xfails import Xfail, read_xfails, unused
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What one run tests."""
+    """What one run tests, and which operators of the implementation cannot be tested here."""
 
     subjects: list[Subject]
     xfails: tuple[Xfail, ...]
+    absent: tuple[Absent, ...] = ()
 
 
 KEY = pytest.StashKey[Selection]()
@@ -40,10 +41,10 @@ def select(config: pytest.Config) -> Selection:
             impl_id=config.option.impl,
             device=config.option.device,
         )
-        if absent:
+        if absent and not found:
             lines = "\n".join(f"{each.impl}: {each.reason}" for each in absent)
             raise pytest.UsageError(f"cannot be tested here:\n{lines}")
-        return Selection(found, _xfails(config, found))
+        return Selection(found, _xfails(config, found), tuple(absent))
     except (DispatchError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""What vLLM calls: the general plugin ``fl``."""
+"""What vLLM calls: the general plugin ``fl``, and the platform plugin of the same name."""
 
 from __future__ import annotations
 
@@ -10,17 +10,38 @@ def register() -> None:
     fault is logged with its traceback and vLLM goes on as if we were not installed. Who sets
     `VLLM_FL_STRICT` asked for the opposite and gets the exception.
     """
-    import os
-
-    from vllm_fl_dispatch.logger_manager import get_logger
-
     try:
         from vllm_fl_dispatch.vllm.plugin import activate
 
         activate()
-    except Exception:  # see above
-        if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
-            raise
-        get_logger(__name__).exception(
-            "vllm-fl is inactive in this process: vLLM runs as without it"
-        )
+    except Exception as error:  # noqa: BLE001  # see above
+        _say_or_raise(error, "vllm-fl is inactive in this process: vLLM runs as without it")
+
+
+def find_platform() -> str | None:
+    """Entry point of group ``vllm.platform_plugins``: the path of `PlatformFL`, or None.
+
+    vLLM calls it twice, when something first asks for the platform. It would drop an exception
+    without a word and serve on another device; so a fault is logged here.
+    """
+    try:
+        from vllm_fl_dispatch.vllm.detection import device
+
+        if device() is None:
+            return None
+        # What cannot be imported must show now, not when vLLM has chosen us.
+        import vllm_fl_dispatch.vllm.platform
+    except Exception as error:  # noqa: BLE001  # see above
+        _say_or_raise(error, "vllm-fl offers no platform in this process")
+        return None
+    return f"{vllm_fl_dispatch.vllm.platform.__name__}.PlatformFL"
+
+
+def _say_or_raise(error: Exception, message: str) -> None:
+    import os
+
+    from vllm_fl_dispatch.logger_manager import get_logger
+
+    if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
+        raise error
+    get_logger(__name__).error("%s", message, exc_info=error)

@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from vllm_fl_dispatch.logger_manager import get_logger
+
+logger = get_logger(__name__)
+
 #: Modules with a CustomOp and an out-of-tree registry of its own; the second since vLLM 0.28.
 CUSTOM_OP_MODULES = (
     "vllm.model_executor.custom_op",
@@ -44,12 +48,44 @@ class Registry:
     def put(self, replacement: Any) -> None:
         """Let vLLM construct `replacement` where it asks for the class."""
         in_tree_name = self._base.name
+        admit_later_classes(self._base, self._table)
         self._base.register_oot(replacement, name=self._base.__name__)
         replacement.name = in_tree_name
 
     def remove(self) -> None:
         """Let vLLM construct its own class again."""
         del self._table[self._base.__name__]
+
+
+def admit_later_classes(base: Any, table: dict[str, Any]) -> None:
+    """Let another plugin register a class under a name for which a dispatched one stands.
+
+    vLLM refuses a second class for a name, and a platform may register its own when its worker
+    starts, after the general plugins ran: the worker would die. Theirs takes the place, as one
+    that is registered earlier keeps it. Idempotent.
+    """
+    owner = next(cls for cls in base.__mro__ if "register_oot" in vars(cls))
+    original = vars(owner)["register_oot"].__func__
+    if hasattr(original, "fl_original"):
+        return
+
+    def register_oot(cls: Any, _decorated_op_cls: Any = None, name: str | None = None) -> Any:
+        def register(op_cls: Any) -> Any:
+            key = cls.__name__ if name is None else name
+            if hasattr(table.get(key), "fl_bind"):
+                logger.warning(
+                    "%s: %s.%s takes the place of the dispatched layer",
+                    key,
+                    op_cls.__module__,
+                    op_cls.__name__,
+                )
+                del table[key]
+            return original(cls, op_cls, name=name)
+
+        return register if _decorated_op_cls is None else register(_decorated_op_cls)
+
+    register_oot.fl_original = original  # type: ignore[attr-defined]  # the mark
+    owner.register_oot = classmethod(register_oot)
 
 
 class Attribute:
@@ -170,6 +206,12 @@ def matched_cache(layer: Any, query: Any) -> Any:
     """
     cache = layer._match_cos_sin_cache_dtype(query)
     return layer.cos_sin_cache if cache is None else cache
+
+
+def import_path(path: str) -> Any:
+    """What a path of the form ``package.module.Class`` names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 @contextmanager

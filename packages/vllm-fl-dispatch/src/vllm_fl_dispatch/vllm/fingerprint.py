@@ -17,8 +17,8 @@ def selection(manager: OpManager) -> dict[str, list[str]]:
     manager.ensure_built()
     policy = manager.current_policy()
     found = {}
-    for op in manager.registry.op_names():
-        names = manager.registry.spec(op).names
+    for op in manager.registry.names():
+        names = manager.registry.contract(op).names
         for compiled in (False, True):
             own = policy.for_mode(compiled)
             accepted = manager.resolve(op, policy=own, stock=True).accepted

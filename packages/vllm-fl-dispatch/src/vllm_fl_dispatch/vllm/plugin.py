@@ -29,10 +29,20 @@ def activate() -> list[str]:
             "a policy scope is open around vLLM's start; it does not reach the processes that vLLM "
             "starts: use set_global_policy, which does"
         )
-    from vllm_fl_dispatch.vllm import compat, fingerprint, layers
+    from vllm_fl_dispatch.vllm import (
+        attention,
+        compat,
+        compat_attention,
+        fingerprint,
+        layers,
+        ranks,
+    )
     from vllm_fl_dispatch.vllm.replaceable import replaceable
 
     fingerprint.publish(manager)
+    ranks.watch(manager)
+    if not compat.is_ours() and attention.is_dispatched(manager):
+        attention.install(manager, compat.platform_class())
     replaced = []
     for layer in replaceable():
         name, present = layer.base.__name__, layer.site.current()
@@ -52,6 +62,7 @@ def activate() -> list[str]:
         if wanted:
             replaced.append(name)
     compat.forget_rotary_layers()
+    compat_attention.forget_choices()
     if replaced:
         logger.info("layers dispatched in this process: %s", ", ".join(sorted(set(replaced))))
     return replaced

@@ -1,0 +1,1 @@
+"""Attention backends of this device as vLLM wants them. Imported by vLLM, by path."""

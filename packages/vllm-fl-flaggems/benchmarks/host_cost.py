@@ -1,0 +1,133 @@
+"""What our adapters cost on the host, over FlagGems' functions called directly, per call.
+
+usage: python packages/vllm-fl-flaggems/benchmarks/host_cost.py [--rounds N] [--gate MICROSECONDS]
+
+One token of a model of 8B, where nothing hides the host. The two calls of a pair run in alternating
+batches of one process; quoted is the median over the rounds of the difference within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+CALLS = 200
+#: of a model of 8B
+HIDDEN, INNER, HEADS, KEY_HEADS, HEAD = 4096, 14336, 32, 8, 128
+
+
+def pairs(device: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """name -> (our adapter, FlagGems' function on what it needs), ready to be called."""
+    import flag_gems
+    import torch
+
+    from vllm_fl_flaggems.impl import activation, normalization, rotary, routing
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    gated, x, residual, weight = (
+        random(1, 2 * INNER),
+        random(1, HIDDEN),
+        random(1, HIDDEN),
+        random(HIDDEN),
+    )
+    query, key = random(1, HEADS * HEAD), random(1, KEY_HEADS * HEAD)
+    table, positions = random(4096, HEAD), torch.zeros(1, dtype=torch.int64, device=device)
+    cos, sin = table.chunk(2, dim=-1)
+    out, gating = random(1, INNER), random(1, 64)
+    weights = torch.empty(1, 8, device=device)
+    ids, rows = (torch.empty(1, 8, dtype=torch.int32, device=device) for _ in range(2))
+    silu = activation.make_silu_and_mul()
+    norm = normalization.make_rms_norm()
+    added = normalization.make_fused_add_rms_norm()
+    rope = rotary.make_rotary_embedding()
+    topk = routing.make_topk_softmax()
+    forward = sys.modules["flag_gems.ops.rms_norm"].rms_norm_forward
+    return {
+        "silu_and_mul": (
+            lambda: silu(gated),
+            lambda: flag_gems.silu_and_mul_out(gated[:, :INNER], gated[:, INNER:], out),
+        ),
+        "rms_norm": (
+            lambda: norm(x, weight, 1e-6),
+            lambda: forward(x, [HIDDEN], weight, 1e-6),
+        ),
+        "fused_add_rms_norm": (
+            lambda: added(x, residual, weight, 1e-6),
+            lambda: flag_gems.fused_add_rms_norm(x, residual, [HIDDEN], weight, 1e-6),
+        ),
+        "rotary_embedding": (
+            lambda: rope(positions, query, key, HEAD, table, True),
+            lambda: flag_gems.apply_rotary_pos_emb(
+                query.view(1, HEADS, HEAD), key.view(1, KEY_HEADS, HEAD), cos, sin, positions
+            ),
+        ),
+        "topk_softmax": (
+            lambda: topk(gating, 8, True),
+            lambda: flag_gems.topk_softmax(weights, ids, rows, gating, True),
+        ),
+    }
+
+
+def batch(call: Callable[[], Any]) -> float:
+    """Microseconds per call on the host."""
+    import torch
+
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    seconds = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return seconds / CALLS * 1e6
+
+
+def main() -> int:
+    """Measure and print; 1 where the gate is given and an adapter costs more."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--gate", type=float, help="microseconds that an adapter may cost")
+    options = parser.parse_args()
+    import torch
+
+    torch.cuda.set_device(0)
+    torch.set_grad_enabled(False)
+    from vllm_fl_flaggems import library
+
+    print(
+        f"flag-gems {library.version()}, {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    )
+    costs = {}
+    for name, (adapter, bare) in pairs("cuda").items():
+        for call in (adapter, bare):
+            call()
+        found, direct, differences = [], [], []
+        for number in range(options.rounds):
+            order = (adapter, bare) if number % 2 else (bare, adapter)
+            times = {call: batch(call) for call in order}
+            found.append(times[adapter])
+            direct.append(times[bare])
+            differences.append(times[adapter] - times[bare])
+        costs[name] = statistics.median(differences)
+        print(
+            f"{name:<20} adapter {statistics.median(found):7.2f} us   "
+            f"FlagGems {statistics.median(direct):7.2f} us   over it {costs[name]:6.2f} us"
+        )
+    over = {name: cost for name, cost in costs.items() if options.gate and cost > options.gate}
+    for name, cost in over.items():
+        print(f"{name} costs {cost:.2f} us, accepted {options.gate:.2f}")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("FLAGGEMS_CACHE_DIR", f"{folder}/flaggems")
+        os.environ.setdefault("TRITON_CACHE_DIR", f"{folder}/triton")
+        sys.exit(main())

@@ -1,0 +1,24 @@
+"""What FlagGems' kernels cannot index: they count elements in 32 bits."""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+
+INT32_MAX = 2**31 - 1
+#: What their loads and stores handle.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_extent(x: torch.Tensor) -> None:
+    """Raise OpNotSupported unless all elements of a tensor lie within 32 bits of its start."""
+    if x.numel() > INT32_MAX or (x.dim() and x.shape[0] * x.stride(0) > INT32_MAX):
+        raise OpNotSupported(f"{tuple(x.shape)} reaches beyond the 2**31 elements that it indexes")
+
+
+def known_dtype(query: Query) -> Verdict:
+    """The dtype is one of float32, float16 and bfloat16, or not known yet."""
+    if query.dtype is None or query.dtype in DTYPES:
+        return Verdict.yes()
+    return Verdict.no(f"dtype {query.dtype} is none of float32, float16, bfloat16")

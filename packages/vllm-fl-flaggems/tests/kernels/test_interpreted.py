@@ -1,0 +1,66 @@
+"""Every operator through the conformance kit in float32 and float16, by FlagGems' own kernels.
+
+bfloat16 is left to a device: the interpreter rounds it by truncation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+interpreted = pytest.importorskip("interpreted", reason="needs Triton: nox -s flaggems")
+interpreted.load()
+
+import ours  # noqa: E402
+
+from vllm_fl_dispatch import SelectionPolicy  # noqa: E402
+from vllm_fl_dispatch.ops.cases import Case  # noqa: E402
+from vllm_fl_dispatch.testing import Subject  # noqa: E402
+from vllm_fl_dispatch.testing.assertions import check, parameters  # noqa: E402
+from vllm_fl_flaggems import aten  # noqa: E402
+from vllm_fl_flaggems.plugin import OPERATORS  # noqa: E402
+
+ROOT = Path(__file__).parents[4]
+pytestmark = interpreted.NUMPY_IS_SILENT
+SUBJECTS, ABSENT = ours.load()
+
+
+def test_aten_operators_are_replaced_under_the_key_of_the_device() -> None:
+    def replaced(name: str) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"))
+
+    before = replaced("mm"), replaced("_softmax")
+    chosen = SelectionPolicy(flagos_aten=frozenset({"mm", "softmax"}))
+    assert aten.apply(chosen) == ("mm", "softmax")
+    try:
+        assert replaced("mm")
+        assert replaced("_softmax")
+    finally:
+        aten.undo()
+    assert (replaced("mm"), replaced("_softmax")) == before
+
+
+def test_the_names_that_our_platform_files_leave_out_exist() -> None:
+    path = ROOT / "packages/vllm-fl-cuda/src/vllm_fl_cuda/config/cuda.yaml"
+    listed = yaml.safe_load(path.read_text())["flagos_blacklist"]
+    known = {*interpreted.load().FULL_CONFIG_BY_FUNC, *OPERATORS}
+    assert set(listed) - known == set()
+
+
+def test_what_this_release_has_not_is_known() -> None:
+    assert {each.impl.op_name for each in ABSENT} <= {"silu_and_mul_with_clamp"}, ABSENT
+
+
+def _can_be_interpreted(case: Case) -> bool:
+    """Wide rows take seconds each, and once shows all that they can show here."""
+    return case.dtype == "float32" or (case.dtype == "float16" and "wide" not in case.name)
+
+
+@pytest.mark.parametrize(
+    ("subject", "case"), [p for p in parameters(SUBJECTS) if _can_be_interpreted(p.values[1])]
+)
+def test_case(subject: Subject, case: Case) -> None:
+    check(subject, case)

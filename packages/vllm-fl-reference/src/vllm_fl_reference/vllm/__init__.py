@@ -1,0 +1,1 @@
+"""The reference attention as vLLM sees it: classes of `vllm.v1.attention.backend`."""
