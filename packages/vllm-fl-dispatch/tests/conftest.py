@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy, api, discovery
 from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.discovery import Source
 from vllm_fl_dispatch.types import Origin
+
+# A shared machine may take any time for one example.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def impl(

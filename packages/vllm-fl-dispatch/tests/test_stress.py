@@ -58,7 +58,8 @@ def run(make_manager: Any, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     forks = 0
     try:
-        while time.monotonic() < deadline:
+        # On a busy machine a fork takes long: some there must be.
+        while time.monotonic() < deadline or forks < 5:
             # In the child only this thread lives; locks may be held by those that do not.
             before = manager.registry.size()
             pid = os.fork()
@@ -89,7 +90,6 @@ def run(make_manager: Any, seconds: float) -> None:
             thread.join(30)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
-    assert forks > 3
     ids = [each.impl_id for each in manager.registry.impls("silu_and_mul")]
     assert len(ids) == len(set(ids))
     assert manager.public.open_scopes == []

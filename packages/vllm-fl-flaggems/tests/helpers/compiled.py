@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 import fake_device
+import pytest
 import triton
 from packaging.version import Version
 from triton.backends.compiler import GPUTarget
@@ -19,6 +20,8 @@ from triton.runtime import driver
 
 from vllm_fl_flaggems import library
 
+#: Triton 3.7 warns about some of what flag-gems' kernels use, such as block pointers.
+OLD_TRITON_IS_FINE = pytest.mark.filterwarnings("ignore:(?s).*is deprecated:UserWarning")
 TRITON = Version(triton.__version__)
 #: Of an H200: bytes of shared memory that one block may use.
 SHARED_MEMORY = 227 << 10

@@ -15,6 +15,8 @@ from attention_cases import batch  # noqa: E402
 from vllm_fl_flaggems.impl.attention import Attention  # noqa: E402
 from vllm_fl_flaggems.impl.mla import RANK, ROTARY, LatentAttention  # noqa: E402
 
+pytestmark = compiled.OLD_TRITON_IS_FINE
+
 
 def launched_twice(call: Any, kernel: str) -> bool:
     before = compiled.LAUNCHES.count(kernel)

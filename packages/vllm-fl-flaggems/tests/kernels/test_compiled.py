@@ -16,8 +16,7 @@ from vllm_fl_dispatch.ops.cases import Case  # noqa: E402
 from vllm_fl_dispatch.testing import Subject  # noqa: E402
 from vllm_fl_dispatch.testing.assertions import parameters  # noqa: E402
 
-# Triton 3.7 warns about the block pointers of flag-gems' generated kernels.
-pytestmark = pytest.mark.filterwarnings("ignore:.*make_block_ptr is deprecated")
+pytestmark = compiled.OLD_TRITON_IS_FINE
 SUBJECTS, _ = ours.load()
 
 
