@@ -125,7 +125,10 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 def test_python_blocks_compile_and_those_that_can_run_do(place: str, code: str, runs: bool) -> None:
     compiled = compile(code, place, "exec")
     if runs:
-        exec(compiled, {"__name__": "block"})
+        try:
+            exec(compiled, {"__name__": "block"})
+        finally:
+            vllm_fl_dispatch.reset_default_manager()
 
 
 @pytest.mark.parametrize("page", TRANSLATED, ids=lambda path: path.name)
