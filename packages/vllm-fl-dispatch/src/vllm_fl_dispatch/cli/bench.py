@@ -61,7 +61,7 @@ def bench(
     device: Device = None,
     rounds: Annotated[int, typer.Option(min=2, help="Each variant is timed once a round.")] = 9,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a picture too (needs vllm-fl-dispatch[plot]).")
+        Path | None, typer.Option(help="Write a picture too; needs the extra plot.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
