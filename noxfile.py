@@ -127,7 +127,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Types: mypy, strict, on every distribution."""
-    install_editable(session, "mypy==2.4.1", "types-PyYAML", "nox")
+    install_editable(session, "mypy==2.4.1", "types-PyYAML", "nox", "pytest>=8")
     session.run("mypy", *(str(path / "src") for path in PACKAGES), "noxfile.py")
 
 
