@@ -10,6 +10,8 @@ import torch
 from vllm_fl_dispatch import ImplementationFailed, OpNotSupported, Query, SelectionPolicy
 from vllm_fl_dispatch.contracts import lowered
 from vllm_fl_dispatch.ops import SPECS
+from vllm_fl_dispatch.ops.cases import Maker
+from vllm_fl_dispatch.testing.kit import as_tuple
 
 from .conftest import impl
 
@@ -20,6 +22,26 @@ SPEC = {spec.name: spec for spec in SPECS}
 def test_an_example_can_be_made_of_nothing(spec: Any) -> None:
     args, options = spec.example(Query(spec.name))
     spec.oracle(*args, **options)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_every_case_is_a_call_whose_result_the_shape_function_knows(spec: Any) -> None:
+    names = set()
+    for case in spec.cases():
+        assert case.name not in names, f"two cases are called {case.name}"
+        names.add(case.name)
+        if case.heavy or case.dtype != "float32":
+            continue
+        maker = Maker()
+        args, options = case.make(maker), case.options(maker)
+        expected, shapes = spec.oracle(*args, **options), spec.fake(*args, **options)
+        if spec.name == "moe_align_block_size":
+            continue  # its oracle says only what is meant
+        for truth, shape in zip(as_tuple(expected), as_tuple(shapes), strict=True):
+            assert (truth is None) == (shape is None), case.name
+            if truth is not None:
+                assert truth.shape == shape.shape, case.name
+                assert shape.is_contiguous(), case.name
 
 
 def test_a_query_reads_well() -> None:

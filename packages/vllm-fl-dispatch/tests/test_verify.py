@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,14 +102,18 @@ def vllm_fl_register_ops(registrar):
 def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "alone.py").write_text(PLUGIN)
     command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "vllm_fl_dispatch.conformance"]
-    environ = {"VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": str(folder), "PATH": ""}
     return subprocess.run(
-        [*command, *arguments], cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
+        [*command, *arguments], cwd=folder, env=environment(folder), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": str(folder)}
 
 
 def test_one_command_tests_an_implementation(tmp_path: Path) -> None:
-    selection = "float32 or facts or rms_norm"
+    selection = "float32 or structure or rms_norm"
     done = conformance(tmp_path, "--impl", "vendor.alone", "-rs", "-k", selection)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
@@ -147,7 +152,7 @@ def test_a_kernel_that_kills_its_process_fails_alone(tmp_path: Path) -> None:
         [sys.executable, "-m", "vllm_fl_dispatch.cli", "verify", "silu_and_mul",
          "--impl", "vendor.alone", "--apart", "--json"],
         cwd=tmp_path,
-        env={"VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": str(tmp_path), "PATH": ""},
+        env=environment(tmp_path),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

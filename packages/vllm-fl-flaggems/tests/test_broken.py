@@ -19,8 +19,8 @@ if probe.node_vendor() is not None:
 @pytest.mark.parametrize(
     ("vendor", "reason"),
     [
-        (None, "no device that flag-gems has a backend for; found: none"),
-        ("arm", "no device that flag-gems has a backend for; found: none"),
+        (None, "no device that flag-gems has a backend for; found: "),
+        ("arm", "no device that flag-gems has a backend for; found: "),
         ("nvidia", "torch sees no device: torch.cuda.device_count() is 0"),
         ("ascend", "AttributeError: module 'torch' has no attribute 'npu'"),
         ("mthreads", "AttributeError: module 'torch' has no attribute 'musa'"),
