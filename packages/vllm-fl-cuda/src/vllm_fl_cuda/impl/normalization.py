@@ -29,11 +29,12 @@ def make_rms_norm() -> Call:
     def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         if weight is None and not weightless:
             raise OpNotSupported(_NEEDS_WEIGHT)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if out.numel():
-            # The kernel asks for the stride of a second dimension.
-            rows = x.contiguous() if x.dim() > 1 else x.reshape(1, -1)
-            op(out.view(rows.shape), rows, weight, epsilon)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        if x.dim() == 1:  # the kernel asks for the stride of a second dimension
+            op(out[None], x[None], weight, epsilon)
+        elif out.numel():
+            op(out, x, weight, epsilon)
         return out
 
     return rms_norm
@@ -50,9 +51,10 @@ def make_fused_add_rms_norm() -> Call:
         if weight is None and not weightless:
             raise OpNotSupported(_NEEDS_WEIGHT)
         x, residual = x.contiguous(), residual.contiguous()
-        if x.numel():
-            two_d = (-1, x.shape[-1]) if x.dim() == 1 else x.shape
-            op(x.view(two_d), residual.view(two_d), weight, epsilon)
+        if x.dim() == 1:
+            op(x[None], residual[None], weight, epsilon)
+        elif x.numel():
+            op(x, residual, weight, epsilon)
         return x, residual
 
     return fused_add_rms_norm
