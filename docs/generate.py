@@ -21,8 +21,8 @@ from vllm_fl_dispatch.config.environment import POLICY_VARIABLES, VARIABLES
 from vllm_fl_dispatch.config.schema import PolicyFile
 from vllm_fl_dispatch.contracts import signature_of
 from vllm_fl_dispatch.ops import SPECS
-from vllm_fl_dispatch.selectors import SELECTORS
-from vllm_fl_dispatch.types import Origin, Spec
+from vllm_fl_dispatch.selectors import SELECTORS, Spec
+from vllm_fl_dispatch.types import Origin
 
 TARGET = Path(__file__).parent / "reference"
 BACKENDS = ("flaggems", "cuda", "ascend", "reference")

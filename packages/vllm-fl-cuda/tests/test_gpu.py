@@ -1,9 +1,7 @@
-"""On an NVIDIA device: graphs, streams, and what an adapter costs."""
+"""On an NVIDIA device: graphs and streams."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -98,37 +96,3 @@ def test_two_streams_do_not_disturb_each_other(subject: Subject) -> None:
     for given_call, results, want in zip(calls, found, expected, strict=True):
         for result in results:
             assert_same(subject, given_call, result, want)
-
-
-def host_us(call: Callable[[], Any], count: int = 2000) -> float:
-    for _ in range(50):
-        call()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    seconds = time.perf_counter() - begin
-    torch.cuda.synchronize()
-    return seconds / count * 1e6
-
-
-def test_the_opaque_operator_costs_little_over_the_compiled_one() -> None:
-    """Printed, not judged: wall-clock of a shared host. Budget: 4 us over the bare operator."""
-    from vllm_fl_dispatch.torch_ops import opaque
-
-    by_name = {subject.spec.name: subject for subject in SUBJECTS}
-    x = torch.randn(1, 8192, device="cuda", dtype=torch.bfloat16)
-    weight, out = torch.randn(8192, device="cuda", dtype=torch.bfloat16), torch.empty_like(x)
-    half = x.new_empty(1, 4096)
-    compiled = torch.ops._C
-    rows = {
-        "silu_and_mul": (lambda: compiled.silu_and_mul(half, x), (x,)),
-        "rms_norm": (lambda: compiled.rms_norm(out, x, weight, 1e-6), (x, weight, 1e-6)),
-    }
-    for name, (bare, args) in rows.items():
-        op = opaque(manager_of(by_name[name]), by_name[name].spec)
-        op(*args)
-        rounds = [(host_us(bare), host_us(lambda op=op, args=args: op(*args))) for _ in range(5)]
-        low, high = sorted(b - a for a, b in rounds)[1:4:2]
-        print(f"{name}: bare {min(a for a, _ in rounds):.2f} us, opaque +{low:.2f} to +{high:.2f}")
-        assert all(cost > 0 for _, cost in rounds)

@@ -45,6 +45,7 @@ from vllm_fl_dispatch.logger_manager import get_logger, set_log_level
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, Registrar
+from vllm_fl_dispatch.selectors import SelectorSpec
 from vllm_fl_dispatch.types import (
     BackendImplKind,
     BackendPriority,
@@ -52,7 +53,6 @@ from vllm_fl_dispatch.types import (
     OpImpl,
     OpSpec,
     Query,
-    SelectorSpec,
     Verdict,
 )
 

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.errors import ContractError, OpNotSupported
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Spec
+from vllm_fl_dispatch.selectors import Spec
+from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -6,7 +6,8 @@ from vllm_fl_dispatch.contracts import check_contract, lowered
 from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Spec, Verdict
+from vllm_fl_dispatch.selectors import Spec
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
 
 logger = get_logger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_fl_dispatch import discovery, startup
+from vllm_fl_dispatch import discovery, shadow, startup
 from vllm_fl_dispatch.config.effective import effective
-from vllm_fl_dispatch.config.environment import parsed, read, switch
+from vllm_fl_dispatch.config.environment import read, switch
 from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
@@ -23,10 +23,9 @@ from vllm_fl_dispatch.registry import OpRegistry
 from vllm_fl_dispatch.report import Report
 from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
-from vllm_fl_dispatch.shadow import ANY, Shadow
-from vllm_fl_dispatch.shadow.records import Sampling
+from vllm_fl_dispatch.selectors import Spec
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Spec, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
 
 logger = get_logger(__name__)
 
@@ -49,7 +48,7 @@ class OpManager:
         self.failures = FailureMemory()
         self.report = Report()
         #: What runs beside the selected implementations, where that was asked for.
-        self.shadow: Shadow | None = None
+        self.shadow: shadow.Shadow | None = None
         self.records: tuple[PluginRecord, ...] = ()
         self._sources = None if sources is None else tuple(sources)
         self._policy = policy
@@ -90,18 +89,8 @@ class OpManager:
         if self._policy is None:
             self._configured = startup.configured(self.records)
         startup.check_names(self.policy, self.registry)
-        self._start_shadow()
+        self.shadow = shadow.start(self)
         self._start_report()
-
-    def _start_shadow(self) -> None:
-        orders = parsed("VLLM_FL_SHADOW")
-        sampling = parsed("VLLM_FL_SHADOW_SAMPLE") or {}
-        if not orders:
-            return
-        named = {op: order for op, order in orders.items() if op != ANY}
-        wanted = SelectionPolicy(per_op_order=named, strict=self.policy.strict)
-        startup.check_names(wanted, self.registry, "VLLM_FL_SHADOW")
-        self.shadow = Shadow(self, orders, Sampling(**sampling))
 
     def _start_report(self) -> None:
         folder = read("VLLM_FL_REPORT")

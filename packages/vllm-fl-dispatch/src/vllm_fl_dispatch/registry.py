@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from vllm_fl_dispatch.contracts import check_contract
 from vllm_fl_dispatch.errors import ContractError, DuplicateError, UnknownOp
+from vllm_fl_dispatch.selectors import SelectorSpec, Spec
 from vllm_fl_dispatch.types import (
     BackendImplKind,
     OpImpl,
     OpSpec,
     Origin,
-    SelectorSpec,
-    Spec,
 )
 
 
@@ -122,12 +121,6 @@ class OpRegistry:
                 f"{name} is selected when vLLM asks for it and cannot be called; operators: "
                 f"{', '.join(self.op_names())}"
             )
-        return found
-
-    def selector(self, name: str) -> SelectorSpec:
-        """The contract of a selector."""
-        found = self.contract(name)
-        assert isinstance(found, SelectorSpec), name
         return found
 
     def impls(self, name: str) -> tuple[OpImpl, ...]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.selectors import SelectorSpec, Spec
 from vllm_fl_dispatch.tokens import token_matches
-from vllm_fl_dispatch.types import OpImpl, Query, SelectorSpec, Spec, Verdict
+from vllm_fl_dispatch.types import OpImpl, Query, Verdict
 
 
 class Outcome(str, enum.Enum):

@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
-from vllm_fl_dispatch.types import Query, SelectorSpec
+from vllm_fl_dispatch.types import OpSpec, Query
+
+
+@dataclass(frozen=True)
+class SelectorSpec:
+    """The written contract of something that is chosen, not called: a class, by its import path.
+
+    Registry, policy, resolution and explanations treat it as an operator. It has no handle, no
+    opaque operator, no oracle, and no fallback once a class was chosen.
+
+    Attributes:
+        name: as users write it in a policy.
+        contract: a function without a body: request -> import path ``package.module.Class``. Its
+            options are what a request may say; an implementation takes those that matter to it.
+        objection: why no class can serve a request, whoever is asked; None where one may.
+    """
+
+    name: str
+    contract: Callable[..., str]
+    _: KW_ONLY
+    fact_names: tuple[str, ...] = ()
+    objection: Callable[[Query], str | None] = lambda _: None
+
+    group: ClassVar[None] = None
+    donates: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name under which orders and lists speak of it."""
+        return (self.name,)
+
+
+#: What a name of the registry stands for.
+Spec = OpSpec | SelectorSpec
 
 
 def attention_backend(  # type: ignore[empty-body]  # a contract

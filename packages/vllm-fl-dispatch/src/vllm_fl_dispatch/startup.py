@@ -14,7 +14,8 @@ from vllm_fl_dispatch.platforms import platform_defaults
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, unknown_name
-from vllm_fl_dispatch.types import Origin, Spec
+from vllm_fl_dispatch.selectors import Spec
+from vllm_fl_dispatch.types import Origin
 
 logger = get_logger(__name__)
 

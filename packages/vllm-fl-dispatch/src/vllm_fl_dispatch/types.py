@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -269,36 +269,3 @@ class OpSpec:
         return Query(
             self.name, dict(zip(self.fact_names, self.facts(*args, **options), strict=True))
         )
-
-
-@dataclass(frozen=True)
-class SelectorSpec:
-    """The written contract of something that is chosen, not called: a class, by its import path.
-
-    Registry, policy, resolution and explanations treat it as an operator. It has no handle, no
-    opaque operator, no oracle, and no fallback once a class was chosen.
-
-    Attributes:
-        name: as users write it in a policy.
-        contract: a function without a body: request -> import path ``package.module.Class``. Its
-            options are what a request may say; an implementation takes those that matter to it.
-        objection: why no class can serve a request, whoever is asked; None where one may.
-    """
-
-    name: str
-    contract: Callable[..., str]
-    _: KW_ONLY
-    fact_names: tuple[str, ...] = ()
-    objection: Callable[[Query], str | None] = lambda _: None
-
-    group: ClassVar[None] = None
-    donates: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name under which orders and lists speak of it."""
-        return (self.name,)
-
-
-#: What a name of the registry stands for.
-Spec = OpSpec | SelectorSpec

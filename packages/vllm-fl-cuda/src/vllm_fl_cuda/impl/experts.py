@@ -7,6 +7,7 @@ import torch
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.ops.experts import aligned_sizes
 
 
 def supports(query: Query) -> Verdict:
@@ -35,11 +36,7 @@ def make_moe_align_block_size() -> Call:
         if ignore_invalid_experts and expert_map is not None and not has_map:
             raise OpNotSupported("the compiled operator of this vLLM takes no expert_map")
         rows = topk_ids.numel()
-        length = rows + num_experts * (block_size - 1)
-        if pad_sorted_ids:
-            length = -(-length // block_size) * block_size
-        length = min(rows * block_size, length)
-        blocks = -(-length // block_size)
+        length, blocks = aligned_sizes(rows, block_size, num_experts, pad_sorted_ids)
         sorted_ids = topk_ids.new_empty((length,), dtype=torch.int32)
         # Blocks that are not meant are read through the map below: their entries must be indices.
         expert_ids = topk_ids.new_zeros((blocks,), dtype=torch.int32)

@@ -89,6 +89,23 @@ def fused_experts(  # type: ignore[empty-body]  # a contract
     """
 
 
+def aligned_sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
+    """(entries, blocks) that `moe_align_block_size` makes room for; also of a symbolic `rows`.
+
+    Args:
+        rows: routed rows, tokens times choices.
+        pad: round the entries up to whole blocks.
+    """
+    import torch
+
+    length = rows + num_experts * (block_size - 1)
+    if pad:
+        length = (length + block_size - 1) // block_size * block_size
+    # The smaller one is the first where there are fewer rows than experts.
+    length = torch.sym_min(rows * block_size, length)  # type: ignore[no-untyped-call]  # torch
+    return length, (length + block_size - 1) // block_size
+
+
 def _align_fake(
     topk_ids: torch.Tensor,
     block_size: int,
@@ -100,13 +117,7 @@ def _align_fake(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     import torch
 
-    rows = topk_ids.numel()
-    length = rows + num_experts * (block_size - 1)
-    if pad_sorted_ids:
-        length = (length + block_size - 1) // block_size * block_size
-    # The smaller one is the first where there are fewer rows than experts.
-    length = torch.sym_min(rows * block_size, length)  # type: ignore[no-untyped-call]  # torch
-    blocks = (length + block_size - 1) // block_size
+    length, blocks = aligned_sizes(topk_ids.numel(), block_size, num_experts, pad_sorted_ids)
     return tuple(topk_ids.new_empty((n,), dtype=torch.int32) for n in (length, blocks, 1))  # type: ignore[return-value]  # three
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vllm_fl_dispatch import startup
 from vllm_fl_dispatch.candidates import Candidate
+from vllm_fl_dispatch.config.environment import parsed
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.policy import SelectionPolicy
@@ -139,3 +141,19 @@ class Shadow:
         """A forked child has compared nothing yet."""
         self._rows.clear()
         self._deviating = 0
+
+
+def start(manager: OpManager) -> Shadow | None:
+    """What `VLLM_FL_SHADOW` asks for; None where it asks for nothing.
+
+    Raises:
+        PolicyError: it names something unknown and the policy is strict.
+    """
+    orders = parsed("VLLM_FL_SHADOW")
+    sampling = parsed("VLLM_FL_SHADOW_SAMPLE") or {}
+    if not orders:
+        return None
+    named = {op: order for op, order in orders.items() if op != ANY}
+    wanted = SelectionPolicy(per_op_order=named, strict=manager.policy.strict)
+    startup.check_names(wanted, manager.registry, "VLLM_FL_SHADOW")
+    return Shadow(manager, orders, Sampling(**sampling))

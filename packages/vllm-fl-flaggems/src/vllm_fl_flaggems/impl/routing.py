@@ -6,6 +6,7 @@ import torch
 
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.ops.experts import aligned_sizes
 from vllm_fl_flaggems import library
 from vllm_fl_flaggems.impl.limits import known_dtype
 
@@ -109,14 +110,11 @@ def make_moe_align_block_size() -> Call:
         pad_sorted_ids: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = topk_ids.numel()
-        size = rows + num_experts * (block_size - 1)
-        if pad_sorted_ids:
-            size = -(-size // block_size) * block_size
-        size = min(rows * block_size, size)
-        blocks = -(-size // block_size)
+        size, blocks = aligned_sizes(rows, block_size, num_experts, pad_sorted_ids)
         # The kernel is compiled for the sizes of what it fills: powers of two are few.
         sorted_ids = topk_ids.new_empty(power_of_two(size), dtype=torch.int32)
-        expert_ids = topk_ids.new_empty(power_of_two(blocks), dtype=torch.int32)
+        # Blocks that are not meant are read through the map below: they must be indices.
+        expert_ids = topk_ids.new_zeros(power_of_two(blocks), dtype=torch.int32)
         count = topk_ids.new_empty(1, dtype=torch.int32)
         if not rows:
             return sorted_ids[:0], expert_ids[:0], count.zero_()

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from vllm_fl_dispatch import OpNotSupported
+from vllm_fl_dispatch.ops.experts import aligned_sizes
 from vllm_fl_reference.impl.activation import gelu_and_mul, silu_and_mul
 
 #: `activation` of `fused_experts` -> the gated activation
@@ -30,11 +31,7 @@ def moe_align_block_size(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See the contract of `moe_align_block_size`; without a host synchronization."""
     ids, rows = topk_ids.flatten().long(), topk_ids.numel()
-    length = rows + num_experts * (block_size - 1)
-    if pad_sorted_ids:
-        length = -(-length // block_size) * block_size
-    length = min(rows * block_size, length)
-    blocks = -(-length // block_size)
+    length, blocks = aligned_sizes(rows, block_size, num_experts, pad_sorted_ids)
     # One more bucket, for rows that are left out.
     if expert_map is not None and ignore_invalid_experts:
         ids = expert_map.long()[ids]
