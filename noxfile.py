@@ -316,6 +316,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def pictures(session: nox.Session) -> None:
+    """Draws what `vllm-fl ops` and the demo print, for the README."""
+    install_wheels(session)
+    session.run("python", "docs/pictures.py", str(demo_model(session)))
+
+
+@nox.session
 def versions(session: nox.Session) -> None:
     """Releases of vLLM under one environment; writes the page of versions."""
     install_wheels(session, *TEST_TOOLS)
