@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +201,129 @@ def test_explain_of_a_compiled_model_follows_the_compiled_section() -> None:
     data = as_json("explain", "silu_and_mul", "--compiled")
     assert data["selected"] == "reference.torch"
     assert "compiled section of file a.yaml" in data["order_origin"]
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *args: str) -> Any:
+    """The exit code of `vllm-fl` with these arguments."""
+    monkeypatch.setattr("sys.argv", ["vllm-fl", *args])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("args", "missing"),
+    [
+        (("verify", "rms_norm"), "torch"),
+        (("bench", "rms_norm"), "torch"),
+        (("tune", "rms_norm"), "torch"),
+        (("demo", "--model", "nowhere"), "vllm"),
+    ],
+)
+def test_a_library_that_is_not_there_is_one_message(args: tuple[str, ...], missing: str) -> None:
+    script = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {missing!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from vllm_fl_dispatch.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert f"vllm-fl: this command needs {missing}, which {sys.executable} does not have" in (
+        done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "option", "message"),
+    [
+        (("tune", "silu_and_mul", "-o"), "nowhere/policy.yaml", "--output: {0}/nowhere is not"),
+        (("tune", "silu_and_mul", "-o"), "", "--output: {0} is a folder"),
+        (("bench", "silu_and_mul", "--plot"), "nowhere/a.png", "--plot: {0}/nowhere is not there"),
+        (("new-backend", "zork", "--parent"), "file/below", "--parent: "),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_an_error_before_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    args: tuple[str, ...],
+    option: str,
+    message: str,
+) -> None:
+    (tmp_path / "file").touch()
+    # The work would not end.
+    monkeypatch.setattr("vllm_fl_dispatch.cli.bench.chosen", lambda *_: pytest.fail("it began"))
+    assert run_main(monkeypatch, *args, str(tmp_path / option)) == 2
+    assert message.format(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "bench", "tune"])
+@pytest.mark.parametrize("device", ["toaster", "cpu:7", "cuda"])
+def test_a_device_that_is_not_there_is_an_error_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, device: str
+) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("it is there")
+    assert run_main(monkeypatch, command, "silu_and_mul", "--device", device) == 2
+    assert "vllm-fl: --device: " in capsys.readouterr().err
+
+
+def test_paragraphs_of_the_help_are_filled_and_brackets_stay() -> None:
+    text = RUNNER.invoke(app, ["bench", "--help"], env={"COLUMNS": "300"}).output
+    assert "ratio: time by that of the implementation which" in text
+
+
+def test_an_order_that_nothing_fits_says_what_vllm_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = get_default_manager()
+    orders = SelectionPolicy().with_values("test", per_op_order={"silu_and_mul": ("impl:none",)})
+    manager.set_policy(orders)
+    result = RUNNER.invoke(app, ["explain", "silu_and_mul"], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "vLLM's own code stays, with a warning" in result.output
+    manager.set_policy(SelectionPolicy.from_dict(strict=True, deny_vendors=["acme"]))
+    result = RUNNER.invoke(app, ["explain", "rms_norm", "--call"], env={"COLUMNS": "200"})
+    assert "No candidate fits" not in result.output
+
+
+def test_config_show_names_variables_beside_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_json("config", "show")["variables"] == {}
+    monkeypatch.setenv("VLLM_FL_ENABLED", "0")
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendor")
+    assert as_json("config", "show")["variables"] == {"VLLM_FL_ENABLED": "0"}
+    text = RUNNER.invoke(app, ["config", "show"], env={"COLUMNS": "200"}).output
+    assert "same as VLLM_FL_PREFER_ENABLED" in text
+
+
+@pytest.mark.parametrize(
+    ("prefer", "per_op", "expected"),
+    [
+        (None, None, {"rms_norm": "dispatched", "fused_add_rms_norm": "dispatched"}),
+        (None, "rms_norm=stock", {"rms_norm": "stock", "fused_add_rms_norm": "stock",
+                                  "silu_and_mul": "dispatched"}),
+        ("reference", "silu_and_mul=stock", {"rms_norm": "reference", "silu_and_mul": "stock"}),
+    ],
+)  # fmt: skip
+def test_options_of_the_demo_speak_of_what_they_name(
+    prefer: str | None, per_op: str | None, expected: dict[str, str]
+) -> None:
+    from vllm_fl_dispatch.cli.demo import DISPATCHED, _policy
+    from vllm_fl_dispatch.tokens import DEFAULT_ORDERS
+
+    manager = get_default_manager()
+    shipped = {"silu_and_mul": ("stock",)}
+    manager.set_policy(
+        SelectionPolicy().with_values("platform defaults a.yaml", per_op_order=shipped)
+    )
+    policy = _policy(prefer, per_op)
+    orders = {"dispatched": DISPATCHED, "stock": ("stock",), **DEFAULT_ORDERS}
+    for op, name in expected.items():
+        spec = manager.registry.spec(op)
+        assert policy.order_for(op, spec.group)[0] == orders[name], op

@@ -153,7 +153,20 @@ def test_the_command_shows_every_process(make_manager: Any, tmp_path: Path) -> N
         assert text in result.output
     data = json.loads(runner.invoke(app, ["report", str(tmp_path), "--json"]).stdout)
     assert data[0]["pid"] == os.getpid()
-    assert runner.invoke(app, ["report", str(tmp_path / "none")]).exit_code == 1
+    nothing = runner.invoke(app, ["report", str(tmp_path / "none")])
+    assert nothing.exit_code == 1
+    assert f"no report in {tmp_path / 'none'}" in nothing.stderr.replace("\n", "")
+
+
+def test_reports_without_a_row_are_explained(make_manager: Any, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from vllm_fl_dispatch.cli.commands import app
+
+    report_files.write(make_manager(impl("reference.torch")), tmp_path)
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "1 processes left a report and served no operator" in result.stderr
 
 
 def test_a_rank_is_remembered_when_the_group_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

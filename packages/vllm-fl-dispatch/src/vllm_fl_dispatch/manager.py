@@ -254,6 +254,11 @@ class OpManager:
 
     # -- what happened ------------------------------------------------------------------------
 
+    @property
+    def announced(self) -> Mapping[str, str]:
+        """operator -> the implementation that was bound last in this process."""
+        return dict(self._announced)
+
     def announce(self, spec: Spec, resolution: Resolution, impl: OpImpl) -> None:
         """Say once which implementation serves an operator, and again when that changes."""
         if self._announced.get(spec.name) != impl.impl_id:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from vllm_fl_dispatch import discovery
+from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import effective
-from vllm_fl_dispatch.config.environment import read
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.logger_manager import get_logger
@@ -27,7 +27,13 @@ def build(
 
     Args:
         sources: the plugins; None: those installed and those of `VLLM_FL_PLUGIN_MODULES`.
+
+    Raises:
+        PolicyError: a variable that is no part of a policy has a wrong value.
     """
+    # Now, and not when it is first needed.
+    for _, error in environment.wrong():
+        raise error
     from vllm_fl_dispatch.ops import SPECS
     from vllm_fl_dispatch.selectors import SELECTORS
 
@@ -35,7 +41,7 @@ def build(
     specs: tuple[Spec, ...] = (*SPECS, *SELECTORS)
     for spec in specs:
         registry.add_spec(spec, core)
-    disabled = frozenset(parse_names(read("VLLM_FL_DISABLED_PLUGINS") or ""))
+    disabled = frozenset(parse_names(environment.read("VLLM_FL_DISABLED_PLUGINS") or ""))
     records = []
     for source in _found() if sources is None else sources:
         record = loader.load(source, registry, disabled)
@@ -44,6 +50,9 @@ def build(
             logger.warning(
                 "plugin %s of %s was left out: %s", source.name, source.origin, record.error
             )
+    names = {name for r in records for name in (r.name, r.source.origin.distribution)}
+    for name in sorted(disabled - names):
+        logger.warning("VLLM_FL_DISABLED_PLUGINS: %s", unknown_name("plugin", name, names))
     for refusal in registry.snapshot().refusals:
         logger.warning("%s: refused %s: %s", refusal.origin, refusal.what, refusal.reason)
     return tuple(records)
@@ -77,17 +86,32 @@ def check_names(policy: SelectionPolicy, registry: OpRegistry, where: str = "pol
     Raises:
         PolicyError: there is one, and the policy is strict.
     """
-    ops, vendors = registry.names(), registry.vendors()
-    named = [
-        token.partition(":")[2]
-        for order in policy.per_op_order.values()
-        for token in order
-        if token.startswith("vendor:")
-    ]
-    listed = dict.fromkeys([*named, *policy.deny_vendors, *(policy.allow_vendors or ())])
-    problems = [unknown_name("operator", op, ops) for op in policy.per_op_order if op not in ops]
-    problems += [unknown_name("vendor", v, vendors) for v in listed if v not in vendors]
-    for problem in problems:
+    for problem in unknown_names(policy, registry):
         if policy.strict:
             raise PolicyError(f"{where}: {problem} (the policy is strict)")
         logger.warning("%s: %s", where, problem)
+
+
+def unknown_names(policy: SelectionPolicy, registry: OpRegistry) -> list[str]:
+    """What is to be said about each name in a policy that nothing here has.
+
+    The lists of FlagGems are left out: they may name ATen operators as well.
+    """
+    ops = registry.names()
+    orders = [policy.per_op_order, policy.compiled.get("per_op_order", {})]
+    tokens = [t.partition(":") for each in orders for order in each.values() for t in order]
+    vendors = [name for kind, _, name in tokens if kind == "vendor" and name]
+    used: list[tuple[str, Iterable[str], Collection[str]]] = [
+        ("operator", [op for each in orders for op in each], ops),
+        ("operator", policy.oot_blacklist, ops),
+        ("operator", policy.oot_whitelist or (), ops),
+        ("vendor", [*vendors, *policy.deny_vendors, *(policy.allow_vendors or ())],
+         registry.vendors()),
+        ("implementation", [name for kind, _, name in tokens if kind == "impl"],
+         {impl.impl_id for op in ops for impl in registry.impls(op)}),
+    ]  # fmt: skip
+    found = [
+        unknown_name(what, name, known) for what, names, known in used for name in names
+        if name not in known
+    ]  # fmt: skip
+    return list(dict.fromkeys(found))

@@ -12,6 +12,19 @@ from vllm_fl_dispatch.errors import PolicyError
 COLUMNS = 3
 
 
+def canvas_class() -> Any:
+    """What pictures are drawn on.
+
+    Raises:
+        PolicyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PolicyError("--plot needs matplotlib: pip install 'vllm-fl-dispatch[plot]'") from None
+    return Figure
+
+
 def plot(figures: Sequence[Figure], ceiling: float, title: str, file: Path) -> None:
     """Write a picture; the suffix of the file says of which kind.
 
@@ -21,10 +34,7 @@ def plot(figures: Sequence[Figure], ceiling: float, title: str, file: Path) -> N
     Raises:
         PolicyError: matplotlib is not installed, or it knows no such kind of file.
     """
-    try:
-        from matplotlib.figure import Figure as Canvas
-    except ImportError:
-        raise PolicyError("--plot needs matplotlib: pip install 'vllm-fl-dispatch[plot]'") from None
+    Canvas = canvas_class()  # noqa: N806  # a class
     measured = [figure for figure in figures if figure.time is not None]
     ops = list(dict.fromkeys(figure.op for figure in measured))
     labels = list(dict.fromkeys(figure.variant for figure in measured))

@@ -30,7 +30,8 @@ class Choices:
 
     @classmethod
     def of(cls, manager: OpManager, against: Order, ops: Iterable[str]) -> Choices:
-        """Those of `ops` that `against` would serve otherwise than the present policy.
+        """Those of `ops` that `against` would serve otherwise than the present policy. What it
+        cannot serve here stays as it is.
 
         Raises:
             UnknownOp: no such operator; names the nearest one.
@@ -40,7 +41,7 @@ class Choices:
         for op in ops:
             spec = manager.registry.spec(op)
             modes = (policy.for_mode(False), policy.for_mode(True))
-            if any(_differs(manager, op, mode, against) for mode in modes):
+            if any(_serves_otherwise(manager, op, mode, against) for mode in modes):
                 eager, compiled = (manager.resolve(op, policy=m, stock=True).order for m in modes)
                 present[op], groups[op] = (eager, compiled), spec.group
         return cls(policy, against, present, groups)
@@ -68,10 +69,10 @@ class Choices:
         return orders
 
 
-def _differs(manager: OpManager, op: str, policy: SelectionPolicy, against: Order) -> bool:
-    other = policy.with_orders(ORIGIN, {op: against})
-    return any(
-        manager.resolve(op, policy=policy, stock=stock).accepted
-        != manager.resolve(op, policy=other, stock=stock).accepted
-        for stock in (False, True)
-    )
+def _serves_otherwise(manager: OpManager, op: str, policy: SelectionPolicy, against: Order) -> bool:
+    changed = policy.with_orders(ORIGIN, {op: against})
+    for stock in (False, True):
+        other = manager.resolve(op, policy=changed, stock=stock).accepted
+        if other and other != manager.resolve(op, policy=policy, stock=stock).accepted:
+            return True
+    return False

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 
+#: What some commands need, and the environment of a server has.
+OPTIONAL = ("torch", "vllm")
+
 
 def main() -> None:
-    """Run the command line; errors of ours are one message and exit code 2."""
+    """Run the command line; errors of ours, and libraries that are not there, are one message and
+    exit code 2."""
     import os
 
     # Standard output is for what the command prints: JSON may be asked for.
@@ -17,5 +21,13 @@ def main() -> None:
     try:
         app()
     except DispatchError as error:
-        print(f"vllm-fl: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        message = str(error)
+    except ModuleNotFoundError as error:
+        # Anything else that is missing is a fault, and its traceback says where.
+        if error.name not in OPTIONAL:
+            raise
+        message = f"this command needs {error.name}, which {sys.executable} does not have"
+    else:
+        return
+    print(f"vllm-fl: {message}", file=sys.stderr)
+    raise SystemExit(2)

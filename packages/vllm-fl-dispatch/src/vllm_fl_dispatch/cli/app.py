@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,17 +14,20 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vllm_fl_dispatch.errors import PolicyError
+
 app = typer.Typer(
     name="vllm-fl",
     help="Which kernel serves each of vLLM's operators here, and why.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    # Joins the lines of a paragraph and leaves brackets alone.
+    rich_markup_mode="markdown",
 )
 #: What is printed is data: the brackets of `rms_norm[vendor.acme]` are no markup.
 console = Console(markup=False)
 #: For what is not the answer: progress.
-asides = Console(stderr=True)
+asides = Console(stderr=True, markup=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -47,3 +52,19 @@ def table(title: str, *columns: str, wrap: Collection[str] = ()) -> Table:
 def styled(*parts: str | tuple[str, str]) -> Text:
     """Text of parts that may each have a style; brackets are no markup."""
     return Text.assemble(*parts)
+
+
+def writable(path: Path | None, option: str) -> None:
+    """Complain now about a file that could not be written when the work is done.
+
+    Raises:
+        PolicyError: it is a folder, or its folder is missing or cannot be written to.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise PolicyError(f"{option}: {path} is a folder; accepted: the name of a file")
+    target = path if path.exists() else path.parent
+    if not os.access(target, os.W_OK):
+        what = "cannot be written to" if target.exists() else "is not there"
+        raise PolicyError(f"{option}: {target} {what}")

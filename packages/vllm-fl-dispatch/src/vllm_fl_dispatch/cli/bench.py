@@ -23,8 +23,8 @@ from rich.progress import (
 from vllm_fl_dispatch import probing
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.benching.shapes import ModelShape, read_shape
-from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, table
-from vllm_fl_dispatch.cli.explain import dtype_named
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, table, writable
+from vllm_fl_dispatch.cli.explain import device_named, dtype_named
 from vllm_fl_dispatch.config.measured import driver
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.doctor import PACKAGES
@@ -71,9 +71,13 @@ def bench(
     of the implementation which the policy selects, in the same round.
     """
     setting = setting_of(model, tokens, modes, dtype, device, rounds)
+    from vllm_fl_dispatch.benching import plot as picture
     from vllm_fl_dispatch.benching.bench import bench as measured
     from vllm_fl_dispatch.benching.timing import copy_ceiling
 
+    if plot is not None:
+        writable(plot, "--plot")
+        picture.canvas_class()
     manager = get_default_manager()
     names, figures = chosen(manager, op or ()), []
     with progress(len(names)) as tell:
@@ -93,9 +97,7 @@ def bench(
     ops = dict.fromkeys(figure.op for figure in figures if figure.time is not None)
     show(as_json, data, *(_table(name, figures, ceiling) for name in ops), *lines)
     if plot is not None:
-        from vllm_fl_dispatch.benching.plot import plot as draw
-
-        draw(figures, ceiling, f"{data['device']}, {dtype}", plot)
+        picture.plot(figures, ceiling, f"{data['device']}, {dtype}", plot)
     if not ops:
         raise typer.Exit(1)
 
@@ -106,22 +108,17 @@ def setting_of(
     """What the options say.
 
     Raises:
-        PolicyError: a value that is not accepted, or no torch.
+        PolicyError: a value that is not accepted.
     """
-    try:
-        import torch
-    except ImportError:
-        raise PolicyError("measuring needs torch") from None
+    import torch
+
     from vllm_fl_dispatch.benching.bench import Setting
     from vllm_fl_dispatch.benching.variants import MODES
 
     if device is None:
         found = torch.accelerator.current_accelerator()
         device = found.type if found is not None and torch.accelerator.is_available() else "cpu"
-    try:
-        where = torch.device(device)
-    except RuntimeError as error:
-        raise PolicyError(f"--device: {str(error).splitlines()[0]}") from None
+    where = device_named(device)
     if where.index is not None:
         # Events and graphs belong to the current device.
         getattr(torch, where.type).set_device(where.index)
@@ -159,6 +156,7 @@ def progress(steps: int) -> Iterator[Callable[[str | None], None]]:
     with Progress(
         SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.description}"), console=asides, transient=True,
+        disable=not asides.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task("", total=steps)
 

@@ -51,7 +51,10 @@ def bisect(
     order = parse_order(against, "--against")
     choices = Choices.of(manager, order, parse_names(ops) or manager.registry.op_names())
     if not choices.present:
-        raise PolicyError(f"the present policy serves every operator as {against} would")
+        raise PolicyError(
+            f"--against: {against} serves no operator here, or none otherwise than the present "
+            "policy: vllm-fl ops"
+        )
     folder = output or Path(tempfile.mkdtemp(prefix="vllm-fl-bisect-"))
     everything = tuple(choices.present)
     with asides.status("") as status:
@@ -76,10 +79,18 @@ def bisect(
 
 
 def _line(trial: Trial, everything: tuple[str, ...], against: str) -> Text:
-    names = "all" if trial.on == everything else ", ".join(trial.on) or "none"
+    names = _spoken(trial.on, everything)
     verdict = ("fails", "red") if trial.failed else ("passes", "green")
     rest = f", {trial.seconds:.1f} s; not on {against}: {names}"
     return styled(f"run {trial.number}: ", verdict, rest)
+
+
+def _spoken(on: tuple[str, ...], everything: tuple[str, ...]) -> str:
+    """The operators of a run, or those that it leaves out where these are fewer."""
+    off = [op for op in everything if op not in on]
+    if not on or not off:
+        return "all" if on else "none"
+    return f"all but {', '.join(off)}" if len(off) < len(on) else ", ".join(on)
 
 
 def _print(
@@ -92,13 +103,12 @@ def _print(
 ) -> None:
     against = "|".join(choices.against)
     made = table(
-        "Runs", "run", "as at present", f"on {against}", "exit code", "seconds", "verdict",
-        "output", wrap=["as at present", f"on {against}"],
+        "Runs", "run", f"not on {against}", "exit code", "seconds", "verdict", "output",
+        wrap=[f"not on {against}"],
     )  # fmt: skip
     for trial in trials:
-        off = [op for op in choices.present if op not in trial.on]
         made.add_row(
-            str(trial.number), ", ".join(trial.on) or "(none)", ", ".join(off) or "(none)",
+            str(trial.number), _spoken(trial.on, tuple(choices.present)),
             "(timeout)" if trial.code is None else str(trial.code), f"{trial.seconds:.1f}",
             "fails" if trial.failed else "passes", trial.output.name,
             style="red" if trial.failed else "green",

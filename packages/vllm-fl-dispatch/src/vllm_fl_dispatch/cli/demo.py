@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from vllm_fl_dispatch.api import get_default_manager, set_global_policy
-from vllm_fl_dispatch.cli.app import AsJson, app, console, show, styled, table
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, styled, table
 from vllm_fl_dispatch.config.values import parse_per_op
 from vllm_fl_dispatch.logger_manager import set_log_level
-from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.policy import PLATFORM, SelectionPolicy
 
 QUESTIONS = ("What is the capital of France?", "How many days are there in a week?")
 #: What the demo shows when nothing else is asked for: dispatched implementations, not stock.
-DISPATCHED = "flagos|vendor|reference"
+DISPATCHED = ("flagos", "vendor", "reference")
 
 #: One process, so that the counts are here; vLLM's own talk off unless the user wants it.
 _ENVIRONMENT = {
@@ -66,36 +66,43 @@ def demo(
     data = {"answers": answers, "report": manager.report.as_dicts()}
     show(as_json, data, *lines, made)
     if not rows:
-        console.print("no layer was dispatched: is the plugin switched off?", style="red")
+        asides.print("no layer was dispatched: is the plugin switched off?", style="red")
         raise typer.Exit(1)
 
 
 def _policy(prefer: str | None, per_op: str | None) -> SelectionPolicy:
-    """What the options say on top of configuration; without either, every operator dispatched."""
+    """What the options say on top of configuration; where neither of the two speaks of an
+    operator, it is dispatched."""
     manager = get_default_manager()
     policy = manager.policy
-    configured = set(policy.origins) & {"prefer"} or policy.per_op_order
+    named = {} if per_op is None else parse_per_op(per_op, "--per-op")
     if prefer is not None:
         policy = policy.with_values("option --prefer", prefer=prefer)
-    elif per_op is None and not configured:
-        orders: dict[str, Any] = dict.fromkeys(manager.registry.op_names(), DISPATCHED)
+    elif not _is_configured(policy):
+        specs = [manager.registry.spec(op) for op in manager.registry.op_names()]
+        # The members of a group that is named follow it.
+        orders = {spec.name: DISPATCHED for spec in specs if spec.group not in named}
         policy = policy.with_values("the demo's default", per_op_order=orders)
-    if per_op is not None:
-        orders = parse_per_op(per_op, "--per-op")
-        policy = policy.with_values("option --per-op", per_op_order=orders)
-    return policy
+    return policy.with_orders("option --per-op", named) if named else policy
+
+
+def _is_configured(policy: SelectionPolicy) -> bool:
+    """Did the user say who serves? What a backend ships for its platform does not count."""
+    settings = ["prefer", *(f"per_op_order.{op}" for op in policy.per_op_order)]
+    origins = [policy.origin_of(setting) for setting in settings]
+    return any(origin != "default" and not origin.startswith(PLATFORM) for origin in origins)
 
 
 def _ask(model: str, questions: list[str], *, compiled: bool, dtype: Any) -> list[str]:
     started = time.perf_counter()
 
     def step(text: str) -> None:
-        console.print(f"{time.perf_counter() - started:6.1f} s  {text}", style="dim")
+        asides.print(f"{time.perf_counter() - started:6.1f} s  {text}", style="dim")
 
-    with console.status("importing vLLM"):
+    with asides.status("importing vLLM"):
         import vllm
     step("vLLM imported")
-    with console.status(f"loading {model}" + (" and compiling it" if compiled else "")):
+    with asides.status(f"loading {model}" + (" and compiling it" if compiled else "")):
         llm: Any = vllm.LLM(
             model=model,
             dtype=dtype,
@@ -106,7 +113,7 @@ def _ask(model: str, questions: list[str], *, compiled: bool, dtype: Any) -> lis
         )
     step("model loaded")
     chats: Any = [[{"role": "user", "content": text}] for text in questions]
-    with console.status("answering"):
+    with asides.status("answering"):
         outputs = llm.chat(chats, vllm.SamplingParams(temperature=0, max_tokens=48), use_tqdm=False)
     step("answered")
     return [output.outputs[0].text.strip() for output in outputs]

@@ -65,6 +65,16 @@ def explain(
     for setting in found.settings:
         settings.add_row(setting.name, setting.value, setting.origin)
     notes = [resolution.note] if resolution.note else []
+    if selected is None and not call:
+        strict = get_default_manager().current_policy().strict
+        notes.append(
+            "No candidate fits the policy. "
+            + (
+                "It is strict: a model with such a layer does not start."
+                if strict
+                else "vLLM's own code stays, with a warning; VLLM_FL_STRICT=1 makes it an error."
+            )
+        )
     show(as_json, found.as_dict(), candidates, settings, *notes)
     if selected is None:
         raise typer.Exit(1)
@@ -107,4 +117,21 @@ def dtype_named(name: str) -> Any:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise PolicyError(f"{name!r} is not a dtype of torch, such as float32 or bfloat16")
+    return found
+
+
+def device_named(name: str) -> Any:
+    """A device of torch, by name; PolicyError if there is none on this machine."""
+    import torch
+
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        raise PolicyError(f"--device: {str(error).splitlines()[0]}") from None
+    count = getattr(getattr(torch, found.type, None), "device_count", lambda: 0)()
+    if (found.index or 0) >= count:
+        raise PolicyError(
+            f"--device: {name!r} is not there: torch {torch.__version__} sees {count} devices of "
+            f"type {found.type}"
+        )
     return found

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from vllm_fl_dispatch.cli.app import AsJson, app, show, styled
+from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.scaffold import write_backend
 
 
@@ -18,7 +19,10 @@ def new_backend(
     as_json: AsJson = False,
 ) -> None:
     """Write a distribution with one operator, probes, defaults, tests and CI; its tests pass."""
-    folder = write_backend(name, parent)
+    try:
+        folder = write_backend(name, parent)
+    except OSError as error:
+        raise DispatchError(f"--parent: {error}") from error
     written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     show(
         as_json,

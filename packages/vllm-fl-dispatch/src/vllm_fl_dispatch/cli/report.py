@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from vllm_fl_dispatch import report_files
-from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, styled, table
 
 
 @app.command()
@@ -44,6 +44,15 @@ def report(
             for name in each["unknown_operators"]
         ]
     show(as_json, reports, made, *([deviations] if deviations.row_count else []), *lines)
+    if not any(each["rows"] for each in reports):
+        found = (
+            f"{len(reports)} processes left a report and served no operator through vllm-fl: was "
+            "a model loaded, and is the plugin switched on?"
+            if reports
+            else f"no report in {folder}: vLLM leaves one, when it ends, in the folder that "
+            "VLLM_FL_REPORT names"
+        )
+        asides.print(found, style="red")
     if not reports:
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ import typer
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.cli import bench as benching
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, table, writable
 from vllm_fl_dispatch.config import measured
 
 
@@ -41,6 +41,7 @@ def tune(
     are measured as `bench` does, beside vLLM's own layers where vLLM is installed. The figures
     stand in the file as comments.
     """
+    writable(output, "--output")
     setting = benching.setting_of(model, tokens, "eager", dtype, device, rounds)
     from vllm_fl_dispatch.tuning.document import document
     from vllm_fl_dispatch.tuning.tune import MODES

@@ -9,7 +9,8 @@ import typer
 from rich.progress import Progress
 
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, console, show, styled, table
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, styled, table
+from vllm_fl_dispatch.cli.explain import device_named
 
 #: heading -> outcome
 _COUNTS = {"pass": "passed", "unsup.": "unsupported", "skip": "skipped", "fail": "failed"}
@@ -37,12 +38,13 @@ def verify(
     from vllm_fl_dispatch.testing import Outcome, run_case, subjects
     from vllm_fl_dispatch.testing.apart import Apart
 
+    device_named(device)
     found, absent = subjects(get_default_manager(), op=op, impl_id=impl, device=device)
     results: list[tuple[Any, list[Any]]] = []
     if apart is None:
         apart = device != "cpu"
     with (
-        Progress(console=console, transient=True, disable=as_json) as progress,
+        Progress(console=asides, transient=True, disable=not asides.is_terminal) as progress,
         Apart() as elsewhere,
     ):
         run = elsewhere.run if apart else run_case
@@ -78,7 +80,7 @@ def verify(
     if failed:
         raise typer.Exit(1)
     if not any(row["passed"] for row in rows):
-        console.print("nothing was tested", style="red")
+        asides.print("nothing was tested", style="red")
         raise typer.Exit(2)
 
 
@@ -101,7 +103,7 @@ def _row(subject: Any, results: list[Any]) -> dict[str, Any]:
 
 def _explain_smallest(failed: list[Any]) -> None:
     """The smallest failing case of each implementation, to be pasted into Python."""
-    from vllm_fl_dispatch.testing.assertions import explanation
+    from vllm_fl_dispatch.testing.reproduce import explanation
 
     smallest: dict[str, Any] = {}
     for result in sorted(failed, key=lambda result: (result.case.heavy, result.numel)):

@@ -129,6 +129,16 @@ def parsed(name: str, environ: Mapping[str, str] | None = None) -> Any:
     return None if text is None or parse is None else parse(text, name)
 
 
+def wrong(environ: Mapping[str, str] | None = None) -> Iterator[tuple[str, PolicyError]]:
+    """(name, error) of every variable beside the policy whose value is not accepted."""
+    for variable in VARIABLES:
+        if variable.name not in POLICY_VARIABLES:
+            try:
+                parsed(variable.name, environ)
+            except PolicyError as error:
+                yield variable.name, error
+
+
 def enabled(environ: Mapping[str, str] | None = None) -> bool:
     """Is the plugin switched on? Either name switches it off."""
     return all(

@@ -114,9 +114,9 @@ class _UniqueKeys(yaml.SafeLoader):
             line = key_node.start_mark.line + 1
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise PolicyError(f"line {line}: a key must be a word, found {key!r}")
+                raise PolicyError(f"{line}: a key must be a word, found {key!r}")
             if key in seen:
-                raise PolicyError(f"line {line}: the key {key!r} is there twice")
+                raise PolicyError(f"{line}: the key {key!r} is there twice")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -135,10 +135,10 @@ def read_settings(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         data = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506  # a SafeLoader
     except PolicyError as error:
-        raise PolicyError(f"{path}, {error}") from None
+        raise PolicyError(f"{path}:{error}") from None
     # Beside YAMLError the loader lets out what a scalar's type raises, such as a date of month 13.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PolicyError(f"{path} is not valid YAML: {error}") from error
+        raise PolicyError(_not_yaml(path, error)) from error
     return checked_settings({} if data is None else data, str(path), text)
 
 
@@ -156,8 +156,8 @@ def checked_settings(data: object, where: str, text: str = "") -> tuple[dict[str
             hint = nearest(str(key), fields)
             place = f"{where}:{line}" if (line := _line_of(text, str(key))) else where
             warnings.append(
-                f"{place}: unknown key {key!r} is ignored"
-                f"{f'; did you mean {hint!r}?' if hint else ''}; accepted: {', '.join(fields)}"
+                f"{place}: unknown key {key!r}"
+                f"{f', did you mean {hint!r}?' if hint else ''}; accepted: {', '.join(fields)}"
             )
             del section[key]
     try:
@@ -179,9 +179,21 @@ def _explain(where: str, text: str, error: ValidationError) -> str:
     lines = []
     for item in error.errors():
         location = ".".join(str(part) for part in item["loc"])
-        line = _line_of(text, str(item["loc"][0])) if item["loc"] else None
-        lines.append(f"{where}{f':{line}' if line else ''}: {location}: {item['msg']}")
+        # A message of ours begins with the key below, such as the operator.
+        message = item["msg"].removeprefix("Value error, ")
+        keys = [*map(str, item["loc"]), message.partition(":")[0]]
+        line = next((n for key in reversed(keys) if (n := _line_of(text, key))), None)
+        message = message.removeprefix(f"{location}: ")
+        lines.append(f"{where}{f':{line}' if line else ''}: {location}: {message}")
     return "\n".join(lines)
+
+
+def _not_yaml(path: Path, error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return f"{path} is not valid YAML: {error}"
+    context = f"{error.context}: " if error.context else ""
+    return f"{path}:{mark.line + 1}: this is not valid YAML: {context}{error.problem}"
 
 
 def _line_of(text: str, key: str) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.testing.kit import Outcome, Result, Subject, run_case
-from vllm_fl_dispatch.testing.reproduce import described, snippet
+from vllm_fl_dispatch.testing.reproduce import explanation
 from vllm_fl_dispatch.testing.xfails import Xfail
 
 
@@ -45,11 +45,3 @@ def check(subject: Subject, case: Case) -> Result:
     if result.outcome is not Outcome.PASSED:
         pytest.skip(f"{result.outcome.value}: {result.message}")
     return result
-
-
-def explanation(result: Result) -> str:
-    """What failed, the call, and how to make it again."""
-    return (
-        f"{result.subject} fails the case {result.case.name}: {result.message}\n"
-        f"{described(result)}\n\n{snippet(result)}"
-    )

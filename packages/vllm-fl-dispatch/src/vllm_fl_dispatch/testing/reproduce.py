@@ -82,3 +82,11 @@ def _text(value: Any) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     strides = "" if value.is_contiguous() else f", strides {list(value.stride())}"
     return f"{dtype} {list(value.shape)}{strides}"
+
+
+def explanation(result: Result) -> str:
+    """What failed, the call, and how to make it again."""
+    return (
+        f"{result.subject} fails the case {result.case.name}: {result.message}\n"
+        f"{described(result)}\n\n{snippet(result)}"
+    )

@@ -7,8 +7,8 @@ def register() -> None:
     """Entry point of group ``vllm.general_plugins``; runs once in each process of vLLM.
 
     vLLM does not protect itself from an exception in here, so nothing leaves this function: a
-    fault is logged with its traceback and vLLM goes on as if we were not installed. Who sets
-    `VLLM_FL_STRICT` asked for the opposite and gets the exception.
+    fault is logged, with its traceback unless it is an error of ours, and vLLM goes on as if we
+    were not installed. Who sets `VLLM_FL_STRICT` asked for the opposite and gets the exception.
     """
     try:
         from vllm_fl_dispatch.vllm.plugin import activate
@@ -40,8 +40,13 @@ def find_platform() -> str | None:
 def _say_or_raise(error: Exception, message: str) -> None:
     import os
 
+    from vllm_fl_dispatch.errors import DispatchError
     from vllm_fl_dispatch.logger_manager import get_logger
 
     if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
         raise error
-    get_logger(__name__).error("%s", message, exc_info=error)
+    if isinstance(error, DispatchError):
+        # It says what to change; where it was raised helps nobody.
+        get_logger(__name__).error("%s. %s", message, error)
+    else:
+        get_logger(__name__).error("%s", message, exc_info=error)

@@ -21,6 +21,7 @@ def activate() -> list[str]:
     plugin has replaced is left to it.
     """
     if not environment.enabled():
+        logger.info("vllm-fl is switched off by a variable: vLLM runs as without it")
         return []
     manager = get_default_manager()
     manager.ensure_built()
@@ -64,7 +65,7 @@ def activate() -> list[str]:
     compat.forget_rotary_layers()
     compat_attention.forget_choices()
     if replaced:
-        logger.info("layers dispatched in this process: %s", ", ".join(sorted(set(replaced))))
+        logger.debug("layers dispatched in this process: %s", ", ".join(sorted(set(replaced))))
     return replaced
 
 

@@ -22,6 +22,7 @@ from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.vllm import compat_ranks
 from vllm_fl_dispatch.vllm.fingerprint import selection
+from vllm_fl_dispatch.vllm.summary import summary
 
 logger = get_logger(__name__)
 
@@ -76,6 +77,9 @@ def _checked(manager: OpManager, stage: str, method: Callable[..., Any]) -> Call
         # What is known now outlives a worker that is killed later.
         manager.report.save()
         group = compat_ranks.tensor_parallel_group()
+        if stage == "load_model" and group.rank == 0:
+            # The others say the same, or the start ends.
+            logger.info("%s", summary(manager.announced))
         if group.size > 1:
             compare(manager, group, f"{stage}/{rounds}", STAGES[stage] * timeout())
         return result
