@@ -143,3 +143,6 @@ def test_a_served_model_answers_the_client_and_the_report_says_what_served_it(
     rows = [row for process in processes for row in process["rows"]]
     counted = {row["op"]: row["impl_id"] for row in rows if row["calls"] > 0}
     assert counted == dict.fromkeys(OPERATORS, "reference.torch")
+    # One line of the log says so as well, of one process.
+    line = f"reference.torch serves {', '.join(sorted(OPERATORS))}; everything else in this model"
+    assert (tmp_path / "log").read_text().count(line) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vllm_fl_dispatch as fl
-from vllm_fl_dispatch import SelectionPolicy, probing
+from vllm_fl_dispatch import SelectionPolicy, probing, startup
 
 from .conftest import impl
 
@@ -131,6 +131,36 @@ def test_unknown_names_in_a_policy_are_warnings_or_errors_when_strict(
         assert any(expected in text for text in said), said
     with pytest.raises(fl.PolicyError, match="the policy is strict"):
         manager.set_policy(SelectionPolicy.from_dict(per_op_order=wrong, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"per_op_order": {"silu_and_mul": ("impl:vendor.acne",)}},
+         "unknown implementation 'vendor.acne'; did you mean 'vendor.acme'?"),
+        ({"oot_blacklist": frozenset({"rms_nrom"})}, "'rms_nrom'; did you mean 'rms_norm'?"),
+        ({"oot_whitelist": frozenset({"rms_nrom"})}, "'rms_nrom'; did you mean 'rms_norm'?"),
+        ({"compiled": {"per_op_order": {"rms_nrom": ("stock",)}}}, "did you mean 'rms_norm'?"),
+        ({"compiled": {"per_op_order": {"rms_norm": ("vendor:acne",)}}}, "unknown vendor 'acne'"),
+        ({"flagos_blacklist": frozenset({"to_copy"})}, None),
+    ],
+)  # fmt: skip
+def test_every_name_in_a_policy_is_looked_up(
+    make_manager: Any, values: dict[str, Any], expected: str | None
+) -> None:
+    manager = make_manager(impl("vendor.acme"))
+    policy = SelectionPolicy().with_values("test", **values)
+    found = startup.unknown_names(policy, manager.registry)
+    assert len(found) == (expected is not None)
+    assert expected is None or expected in found[0]
+
+
+def test_a_wrong_variable_beside_the_policy_is_an_error_at_once(
+    make_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_FL_DISPATCH_DEBUG", "loud")
+    with pytest.raises(fl.PolicyError, match="VLLM_FL_DISPATCH_DEBUG: 'loud' is not a switch"):
+        make_manager(impl("vendor.acme")).ensure_built()
 
 
 def test_an_inherited_order_that_fits_nothing_is_filled_up_with_one_warning(

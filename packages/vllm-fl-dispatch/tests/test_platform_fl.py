@@ -100,10 +100,10 @@ def test_switched_off_there_is_none(
 def test_a_fault_is_said_and_not_swallowed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said: list[str] = []
+    said: list[tuple[str, bool]] = []
     monkeypatch.setattr(
         "vllm_fl_dispatch.logger_manager.OnceLogger.error",
-        lambda _, text, *args, **__: said.append(text % args),
+        lambda _, text, *args, exc_info=None: said.append((text % args, exc_info is not None)),
     )
 
     def broken() -> None:
@@ -111,11 +111,28 @@ def test_a_fault_is_said_and_not_swallowed(
 
     monkeypatch.setattr(detection, "device", broken)
     assert find_platform() is None
-    assert said == ["vllm-fl offers no platform in this process"]
+    assert said == [("vllm-fl offers no platform in this process", True)]
     monkeypatch.setenv("VLLM_FL_STRICT", "1")
     with pytest.raises(ModuleNotFoundError, match="moved"):
         find_platform()
+    monkeypatch.delenv("VLLM_FL_STRICT")
+    monkeypatch.undo()
     api.reset_default_manager()
+
+
+def test_a_wrong_setting_is_said_in_a_line_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[tuple[str, object]] = []
+    monkeypatch.setattr(
+        "vllm_fl_dispatch.logger_manager.OnceLogger.error",
+        lambda _, text, *args, exc_info=None: said.append((text % args, exc_info)),
+    )
+    monkeypatch.setenv("VLLM_FL_ENABLED", "maybe")
+    assert find_platform() is None
+    ((line, trace),) = said
+    assert line.startswith("vllm-fl offers no platform in this process. VLLM_FL_ENABLED: 'maybe'")
+    assert trace is None
 
 
 def test_slots_of_new_tokens() -> None:

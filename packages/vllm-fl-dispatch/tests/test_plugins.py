@@ -155,6 +155,16 @@ def test_a_disabled_plugin_is_not_even_imported(
     assert record.status == "disabled"
 
 
+def test_a_misspelt_name_of_a_disabled_plugin_is_a_warning(
+    module: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module("an_acme", HOOKS)
+    monkeypatch.setenv("VLLM_FL_DISABLED_PLUGINS", "an_acne")
+    with caplog.at_level("WARNING"):
+        loaded("an_acme")
+    assert "VLLM_FL_DISABLED_PLUGINS: unknown plugin 'an_acne'" in caplog.text
+
+
 def test_a_module_that_is_a_package_imports_its_own_submodules(
     module: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from vllm_fl_dispatch import OpManager, PolicyError
 from vllm_fl_dispatch.vllm import ranks
 from vllm_fl_dispatch.vllm.compat_ranks import Group
+from vllm_fl_dispatch.vllm.summary import NOTHING, summary
 
 from .conftest import impl
 
@@ -110,6 +111,7 @@ def test_every_stage_of_a_worker_is_checked_and_the_report_is_written(
     monkeypatch.setattr(ranks.compat_ranks, "worker_wrapper", lambda: Wrapper)
     monkeypatch.setattr(ranks.compat_ranks, "tensor_parallel_group", lambda: group)
     monkeypatch.setattr(ranks, "compare", lambda *call: calls.append(call[2:]))
+    monkeypatch.setattr(ranks.logger, "info", lambda _, text: calls.append(text))
     wrapper = Wrapper()
     wrapper.init_worker()
     wrapper.init_device()
@@ -118,10 +120,24 @@ def test_every_stage_of_a_worker_is_checked_and_the_report_is_written(
     wrapper.worker.load_model()
     assert calls == [
         *("device", "written", ("init_device/1", 60.0)),
-        *("load", "written", ("load_model/1", 1800.0)),
+        *("load", "written", NOTHING, ("load_model/1", 1800.0)),
         *("warm up", "written", ("compile_or_warm_up_model/1", 1800.0)),
-        *("load", "written", ("load_model/2", 1800.0)),
+        *("load", "written", NOTHING, ("load_model/2", 1800.0)),
     ]
+    calls.clear()
+    group = Group("tp:0", 1, 2, None)
+    wrapper.worker.load_model()
+    assert calls == ["load", "written", ("load_model/3", 1800.0)]
+
+
+def test_one_line_says_what_serves_what() -> None:
+    served = {"rms_norm": "vendor.acme", "silu_and_mul": "reference.torch", "moe_sum": "stock",
+              "fused_add_rms_norm": "vendor.acme"}  # fmt: skip
+    assert summary(served) == (
+        "vendor.acme serves fused_add_rms_norm, rms_norm; reference.torch serves silu_and_mul; "
+        "everything else in this model is vLLM's own"
+    )
+    assert summary({}) == summary({"rms_norm": "stock"}) == NOTHING
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "soon"])
