@@ -327,3 +327,31 @@ def test_options_of_the_demo_speak_of_what_they_name(
     for op, name in expected.items():
         spec = manager.registry.spec(op)
         assert policy.order_for(op, spec.group)[0] == orders[name], op
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("VLLM_FL_OOT_ENABLED", "0", "layers are left alone by environment VLLM_FL_OOT_ENABLED"),
+        ("VLLM_FL_OOT_BLACKLIST", "silu_and_mul", "denied by environment VLLM_FL_OOT_BLACKLIST"),
+        ("VLLM_FL_OOT_WHITELIST", "rms_norm", "not allowed by environment VLLM_FL_OOT_WHITELIST"),
+        ("VLLM_FL_ENABLED", "0", "the plugin is switched off"),
+    ],
+)
+def test_layers_that_are_left_to_vllm_are_shown_so(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv("VLLM_FL_PREFER", "reference")
+    get_default_manager().set_policy(None)
+    layers = {op["op"]: op["layer"] for op in as_json("ops")["ops"]}
+    assert layers["silu_and_mul"] == "reference.torch"
+    monkeypatch.setenv(variable, value)
+    get_default_manager().set_policy(None)
+    (found,) = (op for op in as_json("ops")["ops"] if op["op"] == "silu_and_mul")
+    assert (found["layer"], found["selected"]) == ("stock", "reference.torch")
+    explained = as_json("explain", "silu_and_mul")
+    assert explained["selected"] == "stock"
+    reasons = {c["impl_id"]: c["reason"] for c in explained["candidates"]}
+    assert reason in reasons["stock"]
+    assert reason in reasons["reference.torch"]
+    assert as_json("explain", "silu_and_mul", "--call")["selected"] == "reference.torch"

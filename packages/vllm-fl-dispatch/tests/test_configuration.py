@@ -246,7 +246,7 @@ def test_variables_that_a_file_replaces_are_named_once(tmp_path: Path) -> None:
     found = effective(environ, PLATFORM)
     assert found.policy.per_op_order == {}, "a file replaces platform defaults as well"
     (warning,) = found.warnings
-    assert "replaces VLLM_FL_PREFER, VLLM_FL_STRICT, which are ignored" in warning
+    assert "ignored: VLLM_FL_PREFER, VLLM_FL_STRICT" in warning
 
 
 def test_variables_that_nothing_reads_are_named_with_the_nearest() -> None:

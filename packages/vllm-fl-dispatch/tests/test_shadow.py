@@ -405,3 +405,10 @@ def test_reports_and_the_command_show_what_deviates(
     for text in ("call 1: ", f"{2 * limit:g} ulp", "x [2, 16] float32", "(unknown, eager)",
                  "gelu_and_mul by vendor.acme keeps to reference.torch"):  # fmt: skip
         assert text in result.output
+    title = f"silu_and_mul by vendor.acme deviates from reference.torch by more than {2 * limit:g}"
+    assert title in result.output
+    narrow = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "80"}).output
+    assert title in narrow, "nothing is folded where it need not be"
+    assert "(unknown, eager)" in narrow
+    (heads,) = (line.split() for line in narrow.splitlines() if line.strip().startswith("process"))
+    assert heads == ["process", "operator", "implementation", "mode", "layers", "calls"]

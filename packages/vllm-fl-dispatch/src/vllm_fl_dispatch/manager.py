@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_fl_dispatch import discovery, shadow, startup
 from vllm_fl_dispatch.config.effective import effective
-from vllm_fl_dispatch.config.environment import read, switch
+from vllm_fl_dispatch.config.environment import enabled, read, switch
 from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
@@ -192,6 +192,7 @@ class OpManager:
             query=query,
             numel=numel,
             batch_invariant=_batch_invariant(),
+            left_alone=_left_alone(spec, policy) if stock else None,
         )
         if stock:
             own = OpImpl(op_name, "stock", BackendImplKind.STOCK, batch_invariant=True)
@@ -288,6 +289,13 @@ class OpManager:
             self.failures.clear()
             self._implementations.forget_trials()
             self._invalidate()
+
+
+def _left_alone(spec: Spec, policy: SelectionPolicy) -> str | None:
+    """Why the layers of an operator stay vLLM's, whatever could serve them."""
+    if not enabled():
+        return "the plugin is switched off (VLLM_FL_PREFER_ENABLED, VLLM_FL_ENABLED)"
+    return policy.layer_objection(spec.names) if isinstance(spec, OpSpec) else None
 
 
 def _batch_invariant() -> bool:

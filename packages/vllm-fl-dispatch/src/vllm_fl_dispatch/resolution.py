@@ -13,7 +13,7 @@ from typing import Any
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.selectors import SelectorSpec, Spec
 from vllm_fl_dispatch.tokens import token_matches
-from vllm_fl_dispatch.types import OpImpl, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, OpImpl, Query, Verdict
 
 
 class Outcome(str, enum.Enum):
@@ -45,6 +45,8 @@ class Facts:
         query: what is known about the call; None asks without arguments.
         numel: elements of the largest input, where a hypothetical call is asked about.
         batch_invariant: vLLM runs in batch-invariant mode.
+        left_alone: why the layers of the operator stay vLLM's, where `stock` is a candidate and
+            no order is looked at.
     """
 
     installed: Mapping[str, Verdict] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class Facts:
     query: Query | None = None
     numel: int | None = None
     batch_invariant: bool = False
+    left_alone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,10 @@ def _decide_one(
     def no(outcome: Outcome, reason: str) -> Decision:
         return Decision(impl, outcome, reason, token)
 
+    if facts.left_alone is not None:
+        if impl.kind is BackendImplKind.STOCK:
+            return Decision(impl, Outcome.FALLBACK, facts.left_alone, token)
+        return no(Outcome.DENIED, facts.left_alone)
     objection = policy.objection(impl, names)
     if objection is not None:
         return no(Outcome(objection[0]), objection[1])

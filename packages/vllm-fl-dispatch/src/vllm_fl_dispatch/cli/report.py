@@ -20,30 +20,31 @@ def report(
 ) -> None:
     """Show which implementation served each operator in every process that left a report."""
     reports = report_files.read(folder)
-    made = table(
-        "What ran", "rank", "process", "operator", "implementation", "kind", "mode", "layers",
-        "calls", "failures", wrap=["process"],
-    )  # fmt: skip
-    deviations = _deviations()
+    rows: list[dict[str, str]] = []
+    deviations: list[RenderableType] = []
     lines: list[RenderableType] = []
     for each in reports:
         rank = "" if each["rank"] is None else str(each["rank"])
         process = f"{each['host']} {each['pid']}"
-        for row in each["rows"]:
-            made.add_row(
-                rank, process, row["op"], row["impl_id"], row["kind"], row["mode"],
-                str(row["layers"]), str(row["calls"]), str(row["failures"] or ""),
-            )  # fmt: skip
+        rows += [
+            {"rank": rank, "process": process, "operator": row["op"],
+             "implementation": row["impl_id"], "mode": row["mode"], "layers": str(row["layers"]),
+             "calls": str(row["calls"]), "failures": str(row["failures"] or "")}
+            for row in each["rows"]
+        ]  # fmt: skip
         lines += [
             styled((f"{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}", "yellow"))
             for f in each["failures"]
         ]
-        lines += _add_deviations(deviations, (rank, process), each.get("shadow", []))
+        where = process if not rank else f"{process}, rank {rank}"
+        tables, others = _shadows(where, each.get("shadow", []))
+        deviations += tables
+        lines += others
         lines += [
             f"{process}: registered, but no such operator: {name}"
             for name in each["unknown_operators"]
         ]
-    show(as_json, reports, made, *([deviations] if deviations.row_count else []), *lines)
+    show(as_json, reports, _what_ran(rows), *deviations, *lines)
     if not any(each["rows"] for each in reports):
         found = (
             f"{len(reports)} processes left a report and served no operator through vllm-fl: was "
@@ -57,34 +58,55 @@ def report(
         raise typer.Exit(1)
 
 
-def _deviations() -> Table:
-    return table(
-        "What deviates from its shadow, in the order in which it was seen", "rank", "process",
-        "operator", "layer", "implementation", "beside", "tolerance", "first", "largest",
-        "arguments of the first",
-        wrap=["process", "layer", "first", "largest", "arguments of the first"],
-    )  # fmt: skip
+def _what_ran(rows: list[dict[str, str]]) -> Table:
+    # A column that says nothing makes the others narrow.
+    columns = [
+        name for name in ("rank", "process", "operator", "implementation", "mode", "layers",
+                          "calls", "failures")
+        if name not in ("rank", "failures") or any(row[name] for row in rows)
+    ]  # fmt: skip
+    made = table("What ran", *columns, wrap=["process"])
+    for row in rows:
+        made.add_row(*(row[name] for name in columns))
+    return made
 
 
-def _add_deviations(made: Table, process: tuple[str, str], rows: list[dict[str, Any]]) -> list[str]:
-    """Add the rows that deviate to the table; returns a line for each operator's others."""
+def _shadows(process: str, rows: list[dict[str, Any]]) -> tuple[list[RenderableType], list[str]]:
+    """A table for each implementation that deviates from its shadow, and a line for each other.
+
+    The tables, and the layers in them, come in the order in which the deviations were seen.
+    """
+    deviating: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     others: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        first, largest = row["first"], row["largest"]
-        if first is None:
-            others.setdefault((row["op"], row["impl_id"], row["beside"]), []).append(row)
-            continue
-        made.add_row(
-            *process, row["op"], row["layer"] or f"(unknown, {row['mode']})", row["impl_id"],
-            row["beside"], f"{first['tolerance']:g} ulp", _deviation(first),
-            "" if first == largest else _deviation(largest), first["arguments"],
-        )  # fmt: skip
-    return [
-        f"{process[1]}: {op} by {impl_id} keeps to {beside} within the tolerance in "
+        key = (row["op"], row["impl_id"], row["beside"])
+        (others if row["first"] is None else deviating).setdefault(key, []).append(row)
+    tables = [t for key, same in deviating.items() for t in _deviations(process, *key, same)]
+    return tables, [
+        f"{process}: {op} by {impl_id} keeps to {beside} within the tolerance in "
         f"{len(same)} layers ({sum(row['compared'] for row in same)} calls compared, "
         f"at most {max(row['largest']['ulp'] for row in same):.3g} ulp apart)"
         for (op, impl_id, beside), same in others.items()
     ]
+
+
+def _deviations(
+    process: str, op: str, impl_id: str, beside: str, rows: list[dict[str, Any]]
+) -> list[RenderableType]:
+    first = rows[0]["first"]
+    # Not as a title, which would be as narrow as the table.
+    head = (
+        f"{op} by {impl_id} deviates from {beside} by more than {first['tolerance']:g} ulp\n"
+        f"in {process}, first with {first['arguments']}"
+    )
+    made = table("", "layer", "first", "largest", wrap=["layer", "first", "largest"])
+    for row in rows:
+        first, largest = row["first"], row["largest"]
+        made.add_row(
+            row["layer"] or f"(unknown, {row['mode']})", _deviation(first),
+            "" if first == largest else _deviation(largest),
+        )  # fmt: skip
+    return [styled((head, "bold red")), made]
 
 
 def _deviation(found: dict[str, Any]) -> str:

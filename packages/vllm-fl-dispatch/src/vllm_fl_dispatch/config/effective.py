@@ -77,7 +77,8 @@ def _from_file(path: str, environ: Mapping[str, str] | None) -> Effective:
     )
     warnings = [*found.warnings, *_unknown(environ)]
     if ignored:
-        warnings.append(f"VLLM_FL_CONFIG={path} replaces {', '.join(ignored)}, which are ignored")
+        warnings.append(f"VLLM_FL_CONFIG={path} stands for all of a policy; ignored: "
+                        f"{', '.join(ignored)}")  # fmt: skip
     return Effective(found.policy, tuple(warnings))
 
 

@@ -49,7 +49,7 @@ def parse_seconds(text: str, where: str = "VLLM_FL_RANK_TIMEOUT") -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise PolicyError(f"{where}={text!r} is not accepted; accepted: seconds, such as 60")
+        raise PolicyError(f"{where}: {text!r} is not accepted; accepted: seconds, such as 60")
     return seconds
 
 
