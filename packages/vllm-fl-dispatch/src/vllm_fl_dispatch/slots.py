@@ -61,8 +61,12 @@ class Slot:
         self.refused = refused or {}
         self.layer = layer
         self.resolution: Resolution | None = None
+        #: Does what stands in the handle still follow policy, registry and failures?
+        self._bound = False
         self._candidates: tuple[Candidate, ...] = ()
         self._by_fn: dict[Call, Candidate] = {}
+        #: (impl_id, function, is it counted?) -> what is called; lives as long as the layer
+        self._called: dict[tuple[str, Call, bool], Call] = {}
         self._plans: dict[Hashable, tuple[Candidate, ...]] = {}
         self._data = tuple(positional_names(spec).index(name) for name in spec.data)
         self._handle = make_handle(spec, self._first_call, self._recover)
@@ -76,6 +80,7 @@ class Slot:
 
     def invalidate(self) -> None:
         """Resolve again at the next call: policy, registry or failures changed."""
+        self._bound = False
         self._point_at(self._first_call, self._first_call)
 
     def bind(self) -> Resolution:
@@ -91,7 +96,8 @@ class Slot:
             self._plans = {}
             for candidate in self._candidates:
                 self._by_fn[candidate.fn] = candidate
-            if not self._candidates:
+            self._bound = bool(self._candidates)
+            if not self._bound:
                 raise NoImplementation(self.resolution)
             if self.policy is None:
                 # A scope's own choice is no switch of the process.
@@ -117,7 +123,7 @@ class Slot:
             resolution = self.manager.resolve(
                 self.spec.name,
                 query=self.query,
-                policy=self.policy,
+                policy=self._policy(),
                 stock=self.stock is not None,
                 refused=self.refused,
             )
@@ -134,13 +140,19 @@ class Slot:
         fn = self.stock if impl.impl_id == "stock" else self.manager.load(self.spec, impl)
         if fn is None:
             return None
-        called = self.manager.instrumented(
-            self.spec, impl, self.mode, fn, layer=self.layer, stock=self.stock
-        )
+        key = (impl.impl_id, fn, self.manager.report.enabled)
+        if key not in self._called:
+            self._called[key] = self.manager.instrumented(
+                self.spec, impl, self.mode, fn, layer=self.layer, stock=self.stock
+            )
+        called = self._called[key]
         known = next((c for c in self._candidates if c.impl is impl and c.fn is called), None)
         return known or Candidate.of(self.spec, impl, fn, called)
 
     def _rebind(self) -> None:
+        if not self._bound:
+            # A call that began before the last change must not bring its candidates back.
+            return
         first = self._candidates[0]
         plain = first.fn if self._is_direct(first) else self._checked
         optioned = plain if not first.missing else self._checked
@@ -161,11 +173,12 @@ class Slot:
             return self.donate and self.query is not None and bool(first.proven)
         return True
 
-    def proven(self) -> None:
-        """The bound implementation was tried for the slot's query: no first call on copies."""
+    def proven(self, impl: OpImpl) -> None:
+        """It was tried for the slot's query: where it is bound, no first call on copies."""
         with self.manager.lock:
-            self._candidates[0].proven.add("tried when bound")
-            self._rebind()
+            if self.current_impl is impl:
+                self._candidates[0].proven.add("tried when bound")
+                self._rebind()
 
     # -- calling ------------------------------------------------------------------------------
 
@@ -236,14 +249,19 @@ class Slot:
         for other, error in failed.items():
             if error is not None:
                 self.manager.remember_failure(other.impl, key, error, candidate.impl)
-        if new and candidate.mutated and candidate is self._candidates[0]:
+        if new and candidate.mutated:
             with self.manager.lock:
                 self._rebind()
 
     # -- what a call looks like ---------------------------------------------------------------
 
+    def _policy(self) -> SelectionPolicy:
+        """Not that of a scope that happens to be open: it would outlive the scope in here."""
+        policy = self.policy or self.manager.policy
+        return policy.for_mode(self.mode == "opaque")
+
     def _strict(self) -> bool:
-        return (self.policy or self.manager.policy).strict
+        return self._policy().strict
 
     def _key(self, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
         return () if self.spec.facts is None else self.spec.facts(*args, **options)
@@ -252,7 +270,9 @@ class Slot:
         self, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Candidate, ...]:
         """The candidates that may serve calls with these facts."""
-        plan = self._plans.get(key)
+        # Read before the candidates: a plan of old candidates goes where nobody looks any more.
+        plans = self._plans
+        plan = plans.get(key)
         if plan is None:
             reason = self.manager.failures.reason
             plan = tuple(
@@ -260,7 +280,7 @@ class Slot:
                 for candidate in self._candidates
                 if reason(candidate.impl, key) is None and candidate.refusal(args, options) is None
             )
-            self._plans[key] = plan
+            plans[key] = plan
         return plan
 
     def _is_empty(self, args: tuple[Any, ...]) -> bool:

@@ -187,6 +187,16 @@ class OpImpl:
         if self.priority is None:
             object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
 
+    def verdict_on(self, query: Query) -> Verdict:
+        """What `supports` says. Where it raises, that is a no: one plugin's fault stays its own."""
+        if self.supports is None:
+            return Verdict.yes()
+        try:
+            return Verdict.of(self.supports(query), f"does not support {query}")
+        # It may forget that a fact can be unknown, or import what is not there.
+        except Exception as error:  # noqa: BLE001
+            return Verdict.no(f"supports raised {type(error).__name__}: {error}")
+
     def __str__(self) -> str:
         owner = f" of {self.origin}" if self.origin else ""
         return f"{self.op_name}[{self.impl_id}]{owner}"

@@ -105,8 +105,7 @@ class Binder:
             spec, query=query, policy=own_policy, stock=stock, refused=refused, layer=self._layer
         )
         slot.bind()
-        if slot.current_impl is impl:
-            slot.proven()
+        slot.proven(impl)
         return Bound(slot.call if options else slot.plain_call, impl, "eager")
 
     def _stock(self, impl: OpImpl, stock: Call) -> Bound:
