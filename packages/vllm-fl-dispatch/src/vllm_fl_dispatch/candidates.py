@@ -42,8 +42,7 @@ class Candidate:
     @property
     def limited(self) -> bool:
         """Must the data of each call be looked at?"""
-        impl = self.impl
-        return impl.needs_contiguous or impl.max_numel is not None or not impl.empty_ok
+        return self.impl.has_data_limits or not self.impl.empty_ok
 
     def refusal(self, args: tuple[Any, ...], options: dict[str, Any]) -> str | None:
         """Why it does not serve calls of this kind."""
