@@ -78,7 +78,7 @@ class FailureMemory:
 
     def concerns(self, impl: OpImpl) -> bool:
         """Has it failed for any key?"""
-        return any(where[:2] == (impl.op_name, impl.impl_id) for where in self._failures)
+        return any(where[:2] == (impl.op_name, impl.impl_id) for where in tuple(self._failures))
 
     def all(self) -> tuple[Failure, ...]:
         return tuple(self._failures.values())
