@@ -111,7 +111,9 @@ def test_a_fault_is_said_and_not_swallowed(
 
     monkeypatch.setattr(detection, "device", broken)
     assert find_platform() is None
-    assert said == [("vllm-fl offers no platform in this process", True)]
+    assert said == [
+        ("vllm-fl offers no platform in this process: a module that vLLM has moved", True)
+    ]
     monkeypatch.setenv("VLLM_FL_STRICT", "1")
     with pytest.raises(ModuleNotFoundError, match="moved"):
         find_platform()
@@ -131,7 +133,7 @@ def test_a_wrong_setting_is_said_in_a_line_without_a_traceback(
     monkeypatch.setenv("VLLM_FL_ENABLED", "maybe")
     assert find_platform() is None
     ((line, trace),) = said
-    assert line.startswith("vllm-fl offers no platform in this process. VLLM_FL_ENABLED: 'maybe'")
+    assert line.startswith("vllm-fl offers no platform in this process: VLLM_FL_ENABLED: 'maybe'")
     assert trace is None
 
 

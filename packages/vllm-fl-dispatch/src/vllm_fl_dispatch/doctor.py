@@ -116,7 +116,9 @@ def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
         yield f"VLLM_PLUGINS={chosen!r} does not name {VLLM_PLUGIN!r}: vLLM will not load us"
     unserved = [op for op in manager.registry.op_names() if manager.resolve(op).selected is None]
     if unserved:
-        yield (
-            f"nothing can serve {', '.join(unserved)} here but vLLM's own layers; "
-            "vllm-fl-reference would on any device that torch has"
+        remedy = (
+            "torch is not installed"
+            if probing.version_of("torch") is None
+            else "vllm-fl-reference would on any device"
         )
+        yield f"nothing can serve {', '.join(unserved)} here but vLLM's own layers; {remedy}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import traceback
 import types
 import warnings
@@ -14,7 +15,7 @@ from typing import Any
 import pluggy
 
 from vllm_fl_dispatch import hookspecs
-from vllm_fl_dispatch.discovery import Source
+from vllm_fl_dispatch.discovery import MODULES_VARIABLE, Source
 from vllm_fl_dispatch.errors import PluginError
 from vllm_fl_dispatch.registry import OpRegistry, Registrar, nearest
 
@@ -73,7 +74,7 @@ class PluginLoader:
         return replace(record, impl_count=added)
 
     def _load(self, source: Source, registry: OpRegistry) -> PluginRecord:
-        plugin = _import(source.target)
+        plugin = _import(source)
         registrar = Registrar(registry, source.origin)
         # A class announced by an entry point is used through an instance of it.
         if inspect.isclass(plugin) and _marked(plugin):
@@ -118,9 +119,17 @@ def _key(source: Source) -> str:
     return f"{source.origin.distribution}:{source.name}={source.target}"
 
 
-def _import(target: str) -> Any:
-    module_name, _, attribute = (part.strip() for part in target.partition(":"))
-    plugin: Any = importlib.import_module(module_name)
+def _import(source: Source) -> Any:
+    module_name, _, attribute = (part.strip() for part in source.target.partition(":"))
+    try:
+        plugin: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if source.origin.entry_point != MODULES_VARIABLE or error.name != module_name:
+            raise
+        raise PluginError(
+            f"{MODULES_VARIABLE} names {module_name}, and no such module is installed or lies in "
+            f"a folder of PYTHONPATH ({os.environ.get('PYTHONPATH') or 'not set'})"
+        ) from error
     for part in filter(None, attribute.split(".")):
         plugin = getattr(plugin, part)
     return plugin

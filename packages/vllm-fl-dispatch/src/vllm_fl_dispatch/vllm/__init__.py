@@ -45,8 +45,6 @@ def _say_or_raise(error: Exception, message: str) -> None:
 
     if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
         raise error
-    if isinstance(error, DispatchError):
-        # It says what to change; where it was raised helps nobody.
-        get_logger(__name__).error("%s. %s", message, error)
-    else:
-        get_logger(__name__).error("%s", message, exc_info=error)
+    # An error of ours says what to change; where it was raised helps nobody.
+    trace = None if isinstance(error, DispatchError) else error
+    get_logger(__name__).error("%s: %s", message, error, exc_info=trace)

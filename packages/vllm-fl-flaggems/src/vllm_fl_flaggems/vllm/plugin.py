@@ -13,7 +13,7 @@ def register() -> None:
     vLLM does not protect itself from an exception in here, so nothing leaves this function, unless
     `VLLM_FL_STRICT` asks for it.
     """
-    from vllm_fl_dispatch import get_default_manager, get_logger
+    from vllm_fl_dispatch import DispatchError, get_default_manager, get_logger
     from vllm_fl_dispatch.config import environment
 
     try:
@@ -22,10 +22,12 @@ def register() -> None:
             manager.ensure_built()
             if manager.policy.flagos_aten:
                 install()
-    except Exception:  # see above
+    except Exception as error:  # see above
         if os.environ.get("VLLM_FL_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
             raise
-        get_logger(__name__).exception("flagos_aten is not in force in this process")
+        trace = None if isinstance(error, DispatchError) else error
+        text = "flagos_aten is not in force in this process: %s"
+        get_logger(__name__).error(text, error, exc_info=trace)
 
 
 def install() -> None:
