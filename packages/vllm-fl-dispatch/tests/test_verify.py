@@ -53,6 +53,34 @@ def test_verify_prints_the_smallest_failing_case_to_be_pasted() -> None:
     assert "call = reproduce('silu_and_mul', 'float32-row-stride', 'vendor.wrong')" in result.output
 
 
+def test_verify_explains_a_failure_where_pytest_is_not_installed(module: Any) -> None:
+    folder = module("wrong_vendor", """
+from vllm_fl_dispatch import BackendImplKind, OpImpl
+
+def register(registrar):
+    wrong = lambda x: x[..., : x.shape[-1] // 2] * 1.5
+    vendor = BackendImplKind.VENDOR
+    registrar.add(OpImpl("silu_and_mul", "vendor.wrong", vendor, wrong, "wrong"))
+""").parent  # fmt: skip
+    script = (
+        "import sys; sys.modules['pytest'] = None\nfrom vllm_fl_dispatch.cli import main\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "verify", "silu_and_mul", "--impl", "vendor.wrong"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(folder),
+            "VLLM_FL_PLUGIN_MODULES": "wrong_vendor",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "silu_and_mul[vendor.wrong] fails the case" in done.stdout
+
+
 def test_verify_succeeds_and_says_when_there_is_nothing_to_test() -> None:
     assert RUNNER.invoke(app, ["verify", "--impl", "vendor.right"]).exit_code == 0
     nothing = RUNNER.invoke(app, ["verify", "--impl", "vendor.absent"])
