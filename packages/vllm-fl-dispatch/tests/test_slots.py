@@ -86,6 +86,22 @@ def test_a_failure_leaves_what_was_compiled_for_other_operators(make_manager: An
     assert compiled(X).eq(3).all()
 
 
+def test_two_that_share_a_function_are_both_passed_over_when_it_fails(make_manager: Any) -> None:
+    calls = []
+
+    def shared(x: Any) -> str:
+        calls.append(x)
+        raise RuntimeError("no symbol")
+
+    manager = make_manager(
+        impl("vendor.acme", shared), impl("vendor.other", shared), impl("reference.torch")
+    )
+    op = manager.get_op("silu_and_mul")
+    assert [op(X), op(X)] == ["reference.torch"] * 2
+    assert len(calls) == 2
+    assert {f.impl_id for f in manager.failures.all()} == {"vendor.acme", "vendor.other"}
+
+
 def test_slots_are_made_while_nobody_goes_through_them(make_manager: Any) -> None:
     manager = make_manager(impl("vendor.acme"))
     spec = manager.registry.spec("silu_and_mul")
