@@ -15,7 +15,7 @@ from vllm_fl_dispatch.config.values import parse_per_op
 from vllm_fl_dispatch.logger_manager import set_log_level
 from vllm_fl_dispatch.policy import SelectionPolicy
 
-QUESTIONS = ("What is the capital of France?", "What is the largest planet of the solar system?")
+QUESTIONS = ("What is the capital of France?", "How many days are there in a week?")
 #: What the demo shows when nothing else is asked for: dispatched implementations, not stock.
 DISPATCHED = "flagos|vendor|reference"
 
