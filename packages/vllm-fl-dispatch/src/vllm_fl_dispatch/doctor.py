@@ -62,7 +62,8 @@ def diagnose(manager: OpManager) -> Diagnosis:
     found.sections["vLLM will see"] = list(_vllm(scan))
     found.problems += _problems(manager, scan)
     # The configuration may have been refused for one of them, with the same words.
-    found.problems = list(dict.fromkeys([*found.problems, *_unreadable()]))
+    misread = filter(None, map(_misread, environment.VARIABLES))
+    found.problems = list(dict.fromkeys([*found.problems, *misread]))
     return found
 
 
@@ -90,13 +91,13 @@ def _switched_on() -> str:
         return "no: its switch is not understood"
 
 
-def _unreadable() -> Iterator[str]:
-    """What is wrong with single variables; some are read only when something is served."""
-    for variable in environment.VARIABLES:
-        try:
-            environment.parsed(variable.name)
-        except PolicyError as error:
-            yield f"configuration: {error}"
+def _misread(variable: environment.Variable) -> str | None:
+    """What is wrong with its value; some are read only when something is served."""
+    try:
+        environment.parsed(variable.name)
+    except PolicyError as error:
+        return f"configuration: {error}"
+    return None
 
 
 def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
