@@ -100,6 +100,7 @@ def test_settings_that_do_not_do_what_they_seem_to(
     code, data = doctor(**{variable: value})
     assert code == 1
     assert expected in problem(data, expected)
+    assert not [each for each in data["problems"] if "is broken" in each]
 
 
 def test_a_malformed_file_of_a_stranger(distribution: Callable[..., Path]) -> None:
