@@ -192,7 +192,7 @@ def test_the_whole_resolution_is_logged_on_demand(
 ) -> None:
     monkeypatch.setenv("VLLM_FL_DISPATCH_DEBUG", "1")
     manager = make_manager(impl("vendor.acme"), impl("reference.torch"))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="vllm_fl"):
         manager.get_op("silu_and_mul")(X)
     text = "\n".join({record.getMessage() for record in caplog.records})
     assert "silu_and_mul is served by silu_and_mul[vendor.acme]" in text
