@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from vllm_fl_dispatch import PolicyError, SelectionPolicy, Verdict, get_default_manager
 from vllm_fl_dispatch.cli import main
 from vllm_fl_dispatch.cli.commands import app
+from vllm_fl_dispatch.registry import Refusal
 
 from .conftest import impl
 
@@ -45,7 +46,31 @@ def test_ops_lists_every_operator_and_what_a_call_would_use() -> None:
     assert selected["rms_norm"] is None
     assert data["orphans"] == ["rmsnorm[vendor.acme]"]
     text = RUNNER.invoke(app, ["ops"]).output
-    assert "registered, but no such operator: rmsnorm" in text
+    assert "registered, but no such operator: rmsnorm[vendor.acme]" in text
+
+
+@pytest.mark.parametrize("columns", [None, "80"])
+def test_a_table_breaks_no_name(columns: str | None) -> None:
+    output = RUNNER.invoke(app, ["ops"], env={"COLUMNS": columns}).output
+    names = json.loads(RUNNER.invoke(app, ["ops", "--json"]).stdout)["ops"]
+    assert [name["op"] for name in names if f" {name['op']} " not in output] == []
+
+
+def test_where_nobody_looks_at_the_width_a_row_is_one_line() -> None:
+    text = RUNNER.invoke(app, ["ops"], env={"COLUMNS": None}).output
+    (row,) = (line for line in text.splitlines() if "vendor.zeta" in line)
+    assert row.rstrip().endswith("by environment VLLM_FL_DENY_VENDORS")
+
+
+def test_brackets_in_what_a_plugin_says_are_no_markup(
+    default_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = default_manager(impl("vendor.acme", available=lambda: Verdict.no("no list[int] [/]")))
+    refusal = Refusal("silu_and_mul[vendor.acme]", "found [x]")
+    manager.registry.refuse(refusal)
+    assert "no list[int] [/]" in RUNNER.invoke(app, ["ops"]).output
+    output = RUNNER.invoke(app, ["plugins"]).output
+    assert "refused silu_and_mul[vendor.acme] of None: found [x]" in output
 
 
 def test_explain_shows_every_candidate_with_its_reason_and_every_setting_with_its_origin() -> None:

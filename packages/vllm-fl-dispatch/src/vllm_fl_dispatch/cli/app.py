@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     name="vllm-fl",
@@ -17,9 +19,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-console = Console()
+#: Without markup: names of implementations, errors, answers of models have brackets of their own.
+console = Console(markup=False)
 #: For what is not the answer: progress.
-asides = Console(stderr=True)
+asides = Console(stderr=True, markup=False)
+#: Columns of what is copied and searched for.
+_WHOLE = ("operator", "implementation", "decision", "status", "setting")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -29,13 +34,22 @@ def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
     if as_json:
         print(json.dumps(data, indent=2))
         return
+    out = console
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # In a pipe or a file a row is one line, so that it can be searched for.
+        out = Console(markup=False, width=10_000)
     for table in tables:
-        console.print(table)
+        out.print(table)
 
 
 def table(title: str, *columns: str) -> Table:
     """A table in the house style."""
     made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     return made
+
+
+def styled(text: str, style: str) -> Text:
+    """Text with a style of rich, such as ``bold red``."""
+    return Text(text, style)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.text import Text
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.bisecting.policies import Choices, Order
@@ -74,10 +75,12 @@ def bisect(
     raise typer.Exit(code)
 
 
-def _line(trial: Trial, everything: tuple[str, ...], against: str) -> str:
+def _line(trial: Trial, everything: tuple[str, ...], against: str) -> Text:
     names = "all" if trial.on == everything else ", ".join(trial.on) or "none"
-    verdict = "[red]fails[/]" if trial.failed else "[green]passes[/]"
-    return f"run {trial.number}: {verdict}, {trial.seconds:.1f} s; not on {against}: {names}"
+    verdict = ("fails", "red") if trial.failed else ("passes", "green")
+    return Text.assemble(
+        f"run {trial.number}: ", verdict, f", {trial.seconds:.1f} s; not on {against}: {names}"
+    )
 
 
 def _print(
@@ -108,12 +111,12 @@ def _print(
     }
     remedy: list[str] = []
     if found is None:
-        lines = [_nothing_found(code, against)]
+        lines = [Text(_nothing_found(code, against))]
     else:
         remedy, settings = _remedy(choices, found.avoid)
         data |= {"culprits": found.sets, "avoid": found.avoid, **settings}
-        lines = [f"[bold red]{_named(each)}[/] makes it fail" for each in found.sets]
-        lines.append("This avoids the fault, and the shadow shows the layer where it begins:")
+        lines = [Text.assemble((_named(each), "bold red"), " makes it fail") for each in found.sets]
+        lines.append(Text("This avoids the fault, and the shadow shows the layer where it begins:"))
         accused = dict.fromkeys((op for each in found.sets for op in each), choices.against)
         remedy.append(f'VLLM_FL_SHADOW="{_spelled(accused)}"')
     show(as_json, data, made, *lines)

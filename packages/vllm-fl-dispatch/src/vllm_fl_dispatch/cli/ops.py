@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from rich.text import Text
+
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.resolution import Decision, Outcome
 
 _STYLES = {Outcome.SELECTED: "bold green", Outcome.FALLBACK: "green"}
@@ -26,11 +28,11 @@ def ops(as_json: AsJson = False) -> None:
     show(as_json, data, made, *(f"registered, but no such operator: {text}" for text in orphans))
 
 
-def _cells(decision: Decision) -> tuple[str, ...]:
+def _cells(decision: Decision) -> tuple[str | Text, ...]:
     impl, style = decision.impl, _STYLES.get(decision.outcome, "dim")
     return (
-        f"[{style}]{impl.impl_id}[/]",
+        styled(impl.impl_id, style),
         str(impl.origin or "code"),
-        f"[{style}]{decision.outcome.value}[/]",
+        styled(decision.outcome.value, style),
         decision.reason,
     )

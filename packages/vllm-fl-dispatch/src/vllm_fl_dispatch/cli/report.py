@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from vllm_fl_dispatch import report_files
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 
 
 @app.command()
@@ -23,7 +24,8 @@ def report(
         "What ran", "rank", "process", "operator", "implementation", "kind", "mode", "layers",
         "calls", "failures",
     )  # fmt: skip
-    deviations, lines = _deviations(), []
+    deviations = _deviations()
+    lines: list[str | Text] = []
     for each in reports:
         rank = "" if each["rank"] is None else str(each["rank"])
         process = f"{each['host']} {each['pid']}"
@@ -33,9 +35,7 @@ def report(
                 str(row["layers"]), str(row["calls"]), str(row["failures"] or ""),
             )  # fmt: skip
         lines += [
-            f"[yellow]{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}[/]".replace(
-                "[" + f["impl_id"], r"\[" + f["impl_id"]
-            )
+            styled(f"{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}", "yellow")
             for f in each["failures"]
         ]
         lines += _add_deviations(deviations, (rank, process), each.get("shadow", []))
