@@ -9,7 +9,8 @@ from typing import Any
 from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
 from vllm_fl_dispatch.fallback import copy_arguments
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Verdict
+from vllm_fl_dispatch.support import supported
+from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 
 @dataclass(eq=False)
@@ -54,8 +55,7 @@ class Candidate:
         if self.impl.supports is None:
             return None
         args, options = lower(self.spec, self.missing, args, options)
-        query = self.spec.query(*args, **options)
-        verdict = Verdict.of(self.impl.supports(query), f"does not support {query}")
+        verdict = supported(self.impl, self.spec.query(*args, **options))
         return None if verdict else f"unsupported: {verdict.reason}"
 
     def objection(self, args: tuple[Any, ...]) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import PlatformDefaults
+from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.plugins import PluginRecord
 from vllm_fl_dispatch.types import DeviceSpec
@@ -54,9 +55,7 @@ def ask(record: PluginRecord, hook: str, **arguments: Any) -> Any:
         return getattr(record.plugin, hook)(**arguments)
     # A plugin may raise anything; the others must still be asked.
     except Exception as error:  # noqa: BLE001
-        logger.warning_once(
-            f"{hook} of {record.source.origin} raised {type(error).__name__}: {error}"
-        )
+        logger.warning_once(f"{hook} of {record.source.origin} raised {in_brief(error)}")
         return None
 
 

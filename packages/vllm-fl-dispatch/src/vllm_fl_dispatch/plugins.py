@@ -15,7 +15,7 @@ import pluggy
 
 from vllm_fl_dispatch import hookspecs
 from vllm_fl_dispatch.discovery import Source
-from vllm_fl_dispatch.errors import PluginError
+from vllm_fl_dispatch.errors import PluginError, in_brief
 from vllm_fl_dispatch.registry import OpRegistry, Registrar, nearest
 
 #: Functions that older plugins expose instead of hooks; each takes the registry.
@@ -65,7 +65,7 @@ class PluginLoader:
             return PluginRecord(
                 source,
                 "broken",
-                error=f"{type(error).__name__}: {error}",
+                error=in_brief(error),
                 traceback=traceback.format_exc(),
             )
         added = staging.size() - registry.size()

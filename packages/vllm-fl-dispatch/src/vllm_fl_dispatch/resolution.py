@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.selectors import SelectorSpec, Spec
+from vllm_fl_dispatch.support import supported
 from vllm_fl_dispatch.tokens import token_matches
 from vllm_fl_dispatch.types import OpImpl, Query, Verdict
 
@@ -185,7 +186,7 @@ def _decide_one(
         if not verdict:
             return no(outcome, verdict.reason)
     if facts.query is not None and impl.supports is not None:
-        verdict = Verdict.of(impl.supports(facts.query), f"does not support {facts.query}")
+        verdict = supported(impl, facts.query)
         if not verdict:
             return no(Outcome.UNSUPPORTED, verdict.reason)
     if facts.numel is not None and impl.max_numel is not None and facts.numel > impl.max_numel:

@@ -56,9 +56,15 @@ class Verdict:
 
     @classmethod
     def of(cls, answer: Verdict | bool, otherwise: str) -> Verdict:
-        """Take a plain boolean for a verdict; `otherwise` is the reason of a plain False."""
+        """Take a plain boolean for a verdict; `otherwise` is the reason of a plain False.
+
+        Raises:
+            TypeError: it is neither; a function that forgets to return answers None.
+        """
         if isinstance(answer, Verdict):
             return answer
+        if answer is None or isinstance(answer, str):
+            raise TypeError(f"the answer {answer!r} is neither a Verdict nor a boolean")
         return cls(bool(answer), "" if answer else otherwise)
 
 
@@ -132,6 +138,10 @@ class Query:
         return f"{self.op_name}({', '.join(known)})"
 
 
+#: Fields of `OpImpl` that are called.
+_FUNCTIONS = ("fn", "load", "installed", "available", "supports")
+
+
 @dataclass(frozen=True)
 class OpImpl:
     """One implementation of one operator.
@@ -184,6 +194,17 @@ class OpImpl:
             raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
         if self.kind is BackendImplKind.VENDOR and not self.vendor:
             raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
+        for field_name in _FUNCTIONS:
+            value = getattr(self, field_name)
+            if value is not None and not callable(value):
+                raise ValueError(
+                    f"{name}: {field_name}= must be a function, which is called later; "
+                    f"found {value!r}"
+                )
+        if isinstance(self.mutates, str):
+            raise ValueError(
+                f"{name}: mutates= must be a tuple of names, such as ('x',); found {self.mutates!r}"
+            )
         if self.priority is None:
             object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
 

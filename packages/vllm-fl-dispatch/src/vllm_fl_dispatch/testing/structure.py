@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
+from vllm_fl_dispatch.contracts import lowered
+from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.support import answer
 from vllm_fl_dispatch.testing.kit import Outcome, Subject, as_tuple, run_case
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
+from vllm_fl_dispatch.types import Query
 
 #: How vLLM compiles: under this setting an operator that overwrites views gives wrong numbers.
 VLLM_INDUCTOR = {"enable_auto_functionalized_v2": False}
@@ -32,6 +36,28 @@ def facts_hold_no_token_count(subject: Subject) -> None:
         args, options = spec.example(query)
         again = spec.query(*args, **options)
         assert again.facts == query.facts, f"{case.name}: {query}\nwith other rows: {again}"
+
+
+def supports_is_asked_before_all_is_known(subject: Subject) -> None:
+    """`supports` answers where facts are unknown: a layer is built before, say, the width is.
+
+    Raises:
+        AssertionError: with the fact, and what `supports` raised.
+    """
+    for case in _light(subject, limit=6):
+        maker = Maker("cpu")
+        facts = subject.spec.query(*case.make(maker), **case.options(maker)).facts
+        for unknown in [[name] for name in facts] + [list(facts)]:
+            known = {name: value for name, value in facts.items() if name not in unknown}
+            try:
+                answer(subject.impl, Query(subject.spec.name, known))
+            # Whatever it raises is the finding.
+            except Exception as error:
+                raise AssertionError(
+                    f"{subject}: supports raised {in_brief(error)} where {', '.join(unknown)} "
+                    "is not known; query.get(name) is None then, and the answer should be yes: "
+                    "it is asked again at each call"
+                ) from error
 
 
 def shape_function_is_symbolic(subject: Subject) -> None:
@@ -89,6 +115,34 @@ def opaque_operator_keeps_torchs_rules(subject: Subject) -> None:
             case.options(maker),
             test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         )
+
+
+def traceable_code_is_traced(subject: Subject) -> None:
+    """What declares `traceable` compiles as a whole, for any number of rows, to the same results.
+
+    Raises:
+        AssertionError: the results differ, or the compiler cannot look into it.
+    """
+    if not subject.impl.traceable:
+        return
+    torch.compiler.reset()
+    for case in served(subject, limit=1):
+        maker = Maker(subject.device)
+        args, options = lowered(subject.spec, subject.fn, case.make(maker), case.options(maker))
+        compiled = torch.compile(subject.fn, fullgraph=True, dynamic=True, backend="aot_eager")
+        expected = as_tuple(subject.fn(*_cloned(args), **options))
+        try:
+            found = as_tuple(compiled(*_cloned(args), **options))
+        except Exception as error:  # noqa: BLE001  # the compiler's, or the code's
+            raise AssertionError(
+                f"{subject} is declared traceable, and cannot be traced: {in_brief(error)}"
+            ) from None
+        for have, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(have, want, equal_nan=True)
+
+
+def _cloned(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in args)
 
 
 def views_compile_correctly(subject: Subject) -> None:
@@ -182,7 +236,9 @@ def _follow(step: tuple[int | None, Any], tensors: list[torch.Tensor]) -> Any:
 
 CHECKS = (
     facts_hold_no_token_count,
+    supports_is_asked_before_all_is_known,
     shape_function_is_symbolic,
     opaque_operator_keeps_torchs_rules,
+    traceable_code_is_traced,
     views_compile_correctly,
 )

@@ -11,6 +11,7 @@ from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.resolution import Resolution
+from vllm_fl_dispatch.support import looks_at_unknown
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
 from vllm_fl_dispatch.vllm import compat
 
@@ -98,7 +99,7 @@ class Binder:
             refused[impl.impl_id] = failure
         manager.announce(spec, resolution, impl)
         if self._compiled:
-            return self._compiled_call(spec, impl, fn, native)
+            return self._compiled_call(spec, impl, fn, native, query)
         # The policy of an open scope stays with the layer; the process-wide one is followed.
         own_policy = None if policy is manager.policy else policy
         slot = manager.new_slot(
@@ -117,10 +118,12 @@ class Binder:
             )
         return Bound(stock, impl, "stock")
 
-    def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None) -> Bound:
+    def _compiled_call(
+        self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None, query: Query
+    ) -> Bound:
         if impl.impl_id == NATIVE and native is not None:
             return Bound(native, impl, "inlined")
-        if impl.traceable:
+        if impl.traceable and not looks_at_unknown(impl, query):
             return Bound(fn, impl, "inlined")
         from vllm_fl_dispatch.torch_ops import opaque
 
