@@ -82,7 +82,15 @@ class OpManager:
                 self._built = True
             finally:
                 self._building = False
+                if not self._built:
+                    self._start_anew()
             self._invalidate()
+
+    def _start_anew(self) -> None:
+        """Forget what a start that did not end has loaded."""
+        self._loader = PluginLoader()
+        self.registry = OpRegistry(self._before_build)
+        self.registry.on_change = self._registry_changed
 
     def _build(self) -> None:
         self._before_build = self.registry.snapshot()
@@ -114,9 +122,7 @@ class OpManager:
         self.public.reset_in_child()
         if not self._built:
             self._building = False
-            self._loader = PluginLoader()
-            self.registry = OpRegistry(self._before_build)
-            self.registry.on_change = self._registry_changed
+            self._start_anew()
         self.report.forget()
         if self.shadow is not None:
             self.shadow.forget()

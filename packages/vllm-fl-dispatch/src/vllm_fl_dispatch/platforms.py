@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vllm_fl_dispatch.config import environment
@@ -22,6 +23,8 @@ def devices(records: Iterable[PluginRecord]) -> list[tuple[PluginRecord, DeviceS
         spec = ask(record, "vllm_fl_device")
         if isinstance(spec, DeviceSpec):
             found.append((record, spec))
+        elif spec is not None:
+            _misfit(record, "vllm_fl_device", spec, "a DeviceSpec")
     return found
 
 
@@ -59,9 +62,18 @@ def ask(record: PluginRecord, hook: str, **arguments: Any) -> Any:
         return None
 
 
+def _misfit(record: PluginRecord, hook: str, found: Any, accepted: str) -> None:
+    logger.warning_once(
+        f"{hook} of {record.source.origin} returned {found!r}, which is ignored; accepted: "
+        f"{accepted} or None"
+    )
+
+
 def _ask_all(records: tuple[PluginRecord, ...], platform: str) -> PlatformDefaults | None:
     for record in records:
         settings = ask(record, "vllm_fl_platform_config", platform=platform)
-        if settings is not None:
+        if settings is not None and not isinstance(settings, str | Path | Mapping):
+            _misfit(record, "vllm_fl_platform_config", settings, "a path, a mapping")
+        elif settings is not None:
             return PlatformDefaults(platform, settings, str(record.source.origin))
     return None
