@@ -125,3 +125,16 @@ def test_after_a_start_that_failed_the_next_one_begins_anew(
     manager.ensure_built()
     assert [record.status for record in manager.records] == ["loaded"]
     assert [impl.impl_id for impl in manager.registry.impls("silu_and_mul")] == ["vendor.acme"]
+
+
+def test_a_device_without_defaults_is_no_mistake(
+    load: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = "@hookimpl\ndef vllm_fl_device():\n    return DEVICE\n"
+    monkeypatch.setenv("VLLM_FL_PLATFORM", "acme")
+    load(device).ensure_built()
+    assert "VLLM_FL_PLATFORM" not in caplog.text
+    monkeypatch.setenv("VLLM_FL_PLATFORM", "acne")
+    load(device).ensure_built()
+    assert "VLLM_FL_PLATFORM=acne: no backend has defaults for this platform" in caplog.text
+    assert "describes such a device here either; devices: acme" in caplog.text

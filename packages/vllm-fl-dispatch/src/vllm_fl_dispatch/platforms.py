@@ -35,12 +35,13 @@ def platform_defaults(records: Iterable[PluginRecord]) -> PlatformDefaults | Non
     if wanted is not None:
         wanted = wanted.strip().lower()
         found = _ask_all(records, wanted)
-        if found is None:
+        described = [spec.platform for _, spec in devices(records)]
+        if found is None and wanted not in described:
             known = [record.name for record in records if "vllm_fl_platform_config" in record.hooks]
             logger.warning_once(
-                f"VLLM_FL_PLATFORM={wanted}: no backend ships defaults for this platform, none "
-                f"apply; backends with defaults: {', '.join(known) or '(none)'}. Another one is "
-                "added by a plugin with the hook vllm_fl_platform_config."
+                f"VLLM_FL_PLATFORM={wanted}: no backend has defaults for this platform, none "
+                f"apply; backends with defaults: {', '.join(known) or '(none)'}. No backend "
+                f"describes such a device here either; devices: {', '.join(described) or '(none)'}"
             )
         return found
     for _, spec in devices(records):
@@ -75,5 +76,6 @@ def _ask_all(records: tuple[PluginRecord, ...], platform: str) -> PlatformDefaul
         if settings is not None and not isinstance(settings, str | Path | Mapping):
             _misfit(record, "vllm_fl_platform_config", settings, "a path, a mapping")
         elif settings is not None:
+            settings = Path(settings) if isinstance(settings, str) else settings
             return PlatformDefaults(platform, settings, str(record.source.origin))
     return None

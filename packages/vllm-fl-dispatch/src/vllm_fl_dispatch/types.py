@@ -103,6 +103,13 @@ class DeviceSpec:
     platform_class: str = "vllm.platforms.interface:Platform"
     worker_class: str = "vllm.v1.worker.gpu_worker:Worker"
 
+    def __post_init__(self) -> None:
+        if self.platform != self.platform.lower():
+            raise ValueError(
+                f"DeviceSpec: platform={self.platform!r} must be lower case, as VLLM_FL_PLATFORM "
+                f"is read: {self.platform.lower()!r}"
+            )
+
 
 @dataclass(frozen=True)
 class Query:
