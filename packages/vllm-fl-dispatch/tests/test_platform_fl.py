@@ -191,9 +191,7 @@ def test_a_description_that_cannot_be_right_is_named_by_its_fields() -> None:
     assert "dispatch_key='Acme': torch has no such key" in str(info.value)
     assert "device_type='acme': torch has no such device" in str(info.value)
     gone = replace(CPU, torch_module="torch_gone.gone")
-    with pytest.raises(
-        PluginError, match=r"torch_module='torch_gone.gone': torch_gone is not inst"
-    ):
+    with pytest.raises(PluginError, match=r"torch_module='torch_gone.gone': torch_gone is"):
         device_check.check(gone)
 
 

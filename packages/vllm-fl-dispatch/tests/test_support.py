@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
-from vllm_fl_dispatch.support import looks_at_unknown, supported
+from vllm_fl_dispatch.support import looks_at_unknown
 
 from .conftest import impl
 
@@ -54,7 +54,7 @@ def test_what_an_answer_depends_on() -> None:
     assert not looks_at_unknown(impl("vendor.acme"), FLOAT)
     known = Query("silu_and_mul", {**FLOAT.facts, "last_dim": None})
     assert not looks_at_unknown(impl("vendor.acme", supports=wide), known)
-    assert supported(impl("vendor.acme", supports=wide), FLOAT)
+    assert impl("vendor.acme", supports=wide).verdict_on(FLOAT)
 
 
 def test_a_layer_asks_at_each_call_about_what_it_did_not_know_when_it_was_built(

@@ -9,7 +9,6 @@ from typing import Any
 from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
 from vllm_fl_dispatch.fallback import copy_arguments
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.support import supported
 from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 
@@ -43,8 +42,7 @@ class Candidate:
     @property
     def limited(self) -> bool:
         """Must the data of each call be looked at?"""
-        impl = self.impl
-        return impl.needs_contiguous or impl.max_numel is not None or not impl.empty_ok
+        return self.impl.has_data_limits or not self.impl.empty_ok
 
     def refusal(self, args: tuple[Any, ...], options: dict[str, Any]) -> str | None:
         """Why it does not serve calls of this kind."""
@@ -55,7 +53,8 @@ class Candidate:
         if self.impl.supports is None:
             return None
         args, options = lower(self.spec, self.missing, args, options)
-        verdict = supported(self.impl, self.spec.query(*args, **options))
+        query = self.spec.query(*args, **options)
+        verdict = self.impl.verdict_on(query)
         return None if verdict else f"unsupported: {verdict.reason}"
 
     def objection(self, args: tuple[Any, ...]) -> str | None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.selectors import SelectorSpec, Spec
-from vllm_fl_dispatch.support import supported
 from vllm_fl_dispatch.tokens import token_matches
 from vllm_fl_dispatch.types import OpImpl, Query, Verdict
 
@@ -185,8 +184,8 @@ def _decide_one(
         verdict = verdicts.get(impl.impl_id, yes)
         if not verdict:
             return no(outcome, verdict.reason)
-    if facts.query is not None and impl.supports is not None:
-        verdict = supported(impl, facts.query)
+    if facts.query is not None:
+        verdict = impl.verdict_on(facts.query)
         if not verdict:
             return no(Outcome.UNSUPPORTED, verdict.reason)
     if facts.numel is not None and impl.max_numel is not None and facts.numel > impl.max_numel:

@@ -1,29 +1,14 @@
-"""Does an implementation serve a call? Its `supports` is foreign code: it may raise anything."""
+"""Asking the `supports` of an implementation."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm_fl_dispatch.errors import in_brief
-from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.types import OpImpl, Query, Verdict
-
-logger = get_logger(__name__)
-
-
-def supported(impl: OpImpl, query: Query) -> Verdict:
-    """What `supports` answers; where it raises, no, with a warning."""
-    try:
-        return answer(impl, query)
-    # A mistake in a predicate must not end a server that others can serve.
-    except Exception as error:  # noqa: BLE001
-        verdict = Verdict.no(f"supports raised {in_brief(error)} when asked about {query}")
-        logger.warning_once(f"{impl}: {verdict.reason}")
-        return verdict
 
 
 def answer(impl: OpImpl, query: Query) -> Verdict:
-    """The same for tests.
+    """What it answers, for tests; `OpImpl.verdict_on` is for servers.
 
     Raises:
         whatever `supports` raises; TypeError where it answers neither a verdict nor a boolean.
@@ -42,7 +27,7 @@ def looks_at_unknown(impl: OpImpl, query: Query) -> bool:
     if impl.supports is None:
         return False
     facts = _Noted(query.facts)
-    supported(impl, Query(query.op_name, facts))
+    impl.verdict_on(Query(query.op_name, facts))
     return bool(facts.missed)
 
 

@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_fl_dispatch.errors import in_brief
+from vllm_fl_dispatch.logger_manager import get_logger
+
 if TYPE_CHECKING:
     import torch
 
     from vllm_fl_dispatch.ops.cases import Case
+
+logger = get_logger(__name__)
 
 
 class BackendImplKind(str, enum.Enum):
@@ -171,7 +176,8 @@ class OpImpl:
         max_numel: serves inputs of at most that many elements.
         empty_ok: accepts zero rows; otherwise the core answers those itself.
         mutates: names of the arguments it overwrites; each must be one that the contract donates.
-        traceable: pure torch that a compiler may look into.
+        traceable: pure torch that a compiler may look into; one with data limits is called
+            through its opaque operator all the same, where they can be enforced.
         batch_invariant: a row's result does not depend on the other rows of the batch.
         origin: filled in by the registrar.
     """
@@ -214,6 +220,29 @@ class OpImpl:
             )
         if self.priority is None:
             object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
+
+    @property
+    def has_data_limits(self) -> bool:
+        """Must the data of each call be looked at, be it for more than zero rows?"""
+        return self.needs_contiguous or self.max_numel is not None
+
+    @property
+    def inlinable(self) -> bool:
+        """May a compiler look into it in place of a call?"""
+        return self.traceable and not self.has_data_limits
+
+    def verdict_on(self, query: Query) -> Verdict:
+        """What `supports` says. Where it raises, that is a no, with a warning: one plugin's fault
+        stays its own."""
+        if self.supports is None:
+            return Verdict.yes()
+        try:
+            return Verdict.of(self.supports(query), f"does not support {query}")
+        # It may forget that a fact can be unknown, or import what is not there.
+        except Exception as error:  # noqa: BLE001
+            verdict = Verdict.no(f"supports raised {in_brief(error)} when asked about {query}")
+            logger.warning_once(f"{self}: {verdict.reason}")
+            return verdict
 
     def __str__(self) -> str:
         owner = f" of {self.origin}" if self.origin else ""

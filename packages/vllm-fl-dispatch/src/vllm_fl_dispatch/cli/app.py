@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
@@ -19,12 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-#: Without markup: names of implementations, errors, answers of models have brackets of their own.
+#: What is printed is data: the brackets of `rms_norm[vendor.acme]` are no markup.
 console = Console(markup=False)
 #: For what is not the answer: progress.
 asides = Console(stderr=True, markup=False)
-#: Columns of what is copied and searched for.
-_WHOLE = ("operator", "implementation", "decision", "status", "setting")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -42,14 +41,14 @@ def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
         out.print(table)
 
 
-def table(title: str, *columns: str) -> Table:
-    """A table in the house style."""
+def table(title: str, *columns: str, wrap: Collection[str] = ()) -> Table:
+    """A table in the house style; where it is too wide, the columns in `wrap` give way."""
     made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
+        made.add_column(column, overflow="fold", no_wrap=column not in wrap, min_width=len(column))
     return made
 
 
-def styled(text: str, style: str) -> Text:
-    """Text with a style of rich, such as ``bold red``."""
-    return Text(text, style)
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Text of parts that may each have a style; brackets are no markup."""
+    return Text.assemble(*parts)

@@ -193,7 +193,7 @@ def surroundings(setting: Setting) -> dict[str, Any]:
 
 def _table(op: str, figures: Sequence[Figure], ceiling: float) -> Any:
     made = table(op, "tokens", "implementation", "time µs", "p10..p90", "host µs", "GB/s",
-                 "of a copy", "ratio", "")  # fmt: skip
+                 "of a copy", "ratio", "", wrap=["implementation", ""])  # fmt: skip
     before = None
     for figure in figures:
         if figure.op != op or figure.time is None:

@@ -54,8 +54,8 @@ def schema() -> None:
 
 def _print(policy: SelectionPolicy, as_json: bool, warnings: list[str] | None = None) -> None:
     settings = policy_settings(policy)
-    made = table("Settings", "setting", "value", "from")
+    made = table("Settings", "setting", "value", "from", wrap=["value", "from"])
     for setting in settings:
         made.add_row(setting.name, setting.value, setting.origin)
     data = {"settings": [vars(setting) for setting in settings], "warnings": warnings or []}
-    show(as_json, data, made, *(styled(text, "yellow") for text in warnings or []))
+    show(as_json, data, made, *(styled((text, "yellow")) for text in warnings or []))

@@ -23,7 +23,7 @@ def new_backend(
     show(
         as_json,
         {"folder": str(folder), "files": written},
-        styled(str(folder), "bold"),
+        styled((str(folder), "bold")),
         *(f"  {path}" for path in written),
         f"\nNext: cd {folder} && nox -s tests    (README.md tells the rest)",
     )

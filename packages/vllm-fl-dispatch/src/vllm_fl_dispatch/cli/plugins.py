@@ -23,13 +23,12 @@ def plugins(
     """List every plugin: from where, loaded or broken, how many implementations it added."""
     manager = get_default_manager()
     manager.ensure_built()
-    made = table("Plugins", "plugin", "from", "target", "status", "implementations", "error")
+    made = table("Plugins", "plugin", "from", "status", "operators", "error", wrap=["error"])
     for record in manager.records:
         made.add_row(
             record.name,
-            str(record.source.origin),
-            record.source.target,
-            styled(record.status, _STYLES[record.status]),
+            styled(str(record.source.origin), "\n", (record.source.target, "dim")),
+            styled((record.status, _STYLES[record.status])),
             str(record.impl_count),
             record.error,
         )

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from vllm_fl_dispatch import report_files
 from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
@@ -22,10 +22,10 @@ def report(
     reports = report_files.read(folder)
     made = table(
         "What ran", "rank", "process", "operator", "implementation", "kind", "mode", "layers",
-        "calls", "failures",
+        "calls", "failures", wrap=["process"],
     )  # fmt: skip
     deviations = _deviations()
-    lines: list[str | Text] = []
+    lines: list[RenderableType] = []
     for each in reports:
         rank = "" if each["rank"] is None else str(each["rank"])
         process = f"{each['host']} {each['pid']}"
@@ -35,7 +35,7 @@ def report(
                 str(row["layers"]), str(row["calls"]), str(row["failures"] or ""),
             )  # fmt: skip
         lines += [
-            styled(f"{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}", "yellow")
+            styled((f"{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}", "yellow"))
             for f in each["failures"]
         ]
         lines += _add_deviations(deviations, (rank, process), each.get("shadow", []))
@@ -53,6 +53,7 @@ def _deviations() -> Table:
         "What deviates from its shadow, in the order in which it was seen", "rank", "process",
         "operator", "layer", "implementation", "beside", "tolerance", "first", "largest",
         "arguments of the first",
+        wrap=["process", "layer", "first", "largest", "arguments of the first"],
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def verify(
     failed = [each for _, of in results for each in of if each.outcome is Outcome.FAILED]
     untested = Counter((each.impl.impl_id, each.reason) for each in absent)
     notes = [
-        styled(f"{impl_id} is not tested ({count} operators): {reason}", "dim")
+        styled((f"{impl_id} is not tested ({count} operators): {reason}", "dim"))
         for (impl_id, reason), count in untested.items()
     ]
     show(

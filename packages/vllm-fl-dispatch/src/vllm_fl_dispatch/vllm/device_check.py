@@ -1,4 +1,4 @@
-"""Is a `DeviceSpec` possible? Torch and vLLM name neither its field nor its backend when it is not."""
+"""Is a `DeviceSpec` possible? Where it is not, torch and vLLM name neither field nor backend."""
 
 from __future__ import annotations
 
