@@ -18,6 +18,7 @@ from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
 from vllm_fl_dispatch.testing.reproduce import described, snippet
 from vllm_fl_dispatch.testing.structure import (
+    schema_is_that_of_the_contract,
     supports_is_asked_before_all_is_known,
     traceable_code_is_traced,
 )
@@ -254,3 +255,15 @@ def test_a_contract_that_raises_is_named_as_the_culprit() -> None:
     assert message == (
         "the contract's own oracle or shape function raised ZeroDivisionError: n is 0"
     )
+
+
+@pytest.mark.parametrize("op", SPEC)
+def test_the_schemas_of_the_core_are_those_of_its_contracts(op: str) -> None:
+    schema_is_that_of_the_contract(subject(op, silu_and_mul))
+
+
+def test_a_schema_that_lacks_a_parameter_is_caught() -> None:
+    spec = replace(SPEC["gelu_and_mul"], schema="(Tensor x) -> Tensor")
+    tested = Subject(spec, impl("vendor.planted", op="gelu_and_mul"), silu_and_mul)
+    with pytest.raises(AssertionError, match=r"does not fit gelu_and_mul.*approximate"):
+        schema_is_that_of_the_contract(tested)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_fl_dispatch.contracts import lowered
+from vllm_fl_dispatch.contracts import describe, lowered, signature_of
 from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.ops.cases import Case, Maker
@@ -115,6 +115,21 @@ def opaque_operator_keeps_torchs_rules(subject: Subject) -> None:
             case.options(maker),
             test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         )
+
+
+def schema_is_that_of_the_contract(subject: Subject) -> None:
+    """The torch schema has the contract's parameters, by name, order and kind.
+
+    Raises:
+        AssertionError: with both.
+    """
+    spec = subject.spec
+    assert spec.schema is not None, f"{spec.name} has no torch schema"
+    arguments = torch._C.parse_schema(f"{spec.name}{spec.schema}").arguments
+    found = [(each.name, each.kwarg_only) for each in arguments]
+    parameters = signature_of(spec.contract).parameters.values()
+    expected = [(each.name, each.kind is each.KEYWORD_ONLY) for each in parameters]
+    assert found == expected, f"{spec.name}{spec.schema} does not fit {describe(spec)}"
 
 
 def traceable_code_is_traced(subject: Subject) -> None:
@@ -238,6 +253,7 @@ CHECKS = (
     facts_hold_no_token_count,
     supports_is_asked_before_all_is_known,
     shape_function_is_symbolic,
+    schema_is_that_of_the_contract,
     opaque_operator_keeps_torchs_rules,
     traceable_code_is_traced,
     views_compile_correctly,
