@@ -74,6 +74,21 @@ def test_verify_prints_every_kind_of_failure_once(default_manager: Any) -> None:
     assert "x" * 1000 not in output
 
 
+def test_verify_says_what_an_implementation_leaves_to_others(default_manager: Any) -> None:
+    default_manager(
+        impl(
+            "vendor.float",
+            silu_and_mul,
+            supports=lambda q: Verdict(q.dtype is torch.float32, "float32 only"),
+        )
+    )
+    arguments = ["verify", "silu_and_mul", "--impl", "vendor.float"]
+    output = RUNNER.invoke(app, arguments, env={"COLUMNS": "200"}).output
+    cases = json.loads(RUNNER.invoke(app, [*arguments, "--json"]).stdout)["rows"][0]["unsupported"]
+    assert cases > 20
+    assert f"silu_and_mul[vendor.float], unsupported cases: {cases}: float32 only" in output
+
+
 def test_verify_succeeds_and_says_when_there_is_nothing_to_test() -> None:
     assert RUNNER.invoke(app, ["verify", "--impl", "vendor.right"]).exit_code == 0
     nothing = RUNNER.invoke(app, ["verify", "--impl", "vendor.absent"])

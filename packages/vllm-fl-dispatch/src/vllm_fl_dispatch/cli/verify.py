@@ -68,6 +68,13 @@ def verify(
         styled((f"{impl_id} is not tested ({count} operators): {reason}", "dim"))
         for (impl_id, reason), count in untested.items()
     ]
+    if impl is not None:
+        # Asked about one, its author wants to know what it leaves to others.
+        notes += [
+            styled((f"{row['op']}[{impl}], unsupported cases: {count}: {reason}", "dim"))
+            for row in rows
+            for reason, count in sorted(row["reasons"].items(), key=lambda each: -each[1])
+        ]
     show(
         as_json,
         {"rows": rows, "absent": [{"impl": str(e.impl), "reason": e.reason} for e in absent]},
