@@ -18,8 +18,8 @@ from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
 from vllm_fl_dispatch.testing.reproduce import described, snippet
 from vllm_fl_dispatch.testing.structure import (
+    predicate_bears_what_is_not_known,
     schema_is_that_of_the_contract,
-    supports_is_asked_before_all_is_known,
     traceable_code_is_traced,
 )
 from vllm_fl_dispatch.types import OpSpec
@@ -102,6 +102,19 @@ def test_what_is_declared_unsupported_is_not_a_pass() -> None:
         raise OpNotSupported("odd width")
 
     assert verdict("float32-odd-width", fn=declines).message == "odd width"
+
+
+def test_a_predicate_that_needs_every_fact_is_caught() -> None:
+    def even(query: Any) -> bool:
+        return bool(query.last_dim % 2 == 0)
+
+    def bears(query: Any) -> bool:
+        return query.last_dim is None or even(query)
+
+    check = predicate_bears_what_is_not_known
+    check(subject("silu_and_mul", silu_and_mul, supports=bears))
+    with pytest.raises(AssertionError, match=r"TypeError.* where last_dim is not known"):
+        check(subject("silu_and_mul", silu_and_mul, supports=even))
 
 
 def test_an_option_that_an_implementation_lacks_is_unsupported_or_lowered() -> None:
@@ -211,17 +224,6 @@ def test_a_predicate_that_goes_wrong_is_a_failure(supports: Any, message: str) -
     assert result.outcome is Outcome.FAILED
     assert result.message.startswith("its supports raised ")
     assert message in result.message
-
-
-def test_a_predicate_must_answer_before_all_is_known() -> None:
-    supports_is_asked_before_all_is_known(subject("silu_and_mul", silu_and_mul))
-    guarded = subject(
-        "silu_and_mul", silu_and_mul, supports=lambda q: q.last_dim is None or q.last_dim % 2 == 0
-    )
-    supports_is_asked_before_all_is_known(guarded)
-    hasty = subject("silu_and_mul", silu_and_mul, supports=lambda q: q.last_dim % 2 == 0)
-    with pytest.raises(AssertionError, match=r"TypeError.* where last_dim is not known"):
-        supports_is_asked_before_all_is_known(hasty)
 
 
 def test_what_is_declared_traceable_must_be() -> None:

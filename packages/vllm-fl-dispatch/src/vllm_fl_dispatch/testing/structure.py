@@ -38,7 +38,7 @@ def facts_hold_no_token_count(subject: Subject) -> None:
         assert again.facts == query.facts, f"{case.name}: {query}\nwith other rows: {again}"
 
 
-def supports_is_asked_before_all_is_known(subject: Subject) -> None:
+def predicate_bears_what_is_not_known(subject: Subject) -> None:
     """`supports` answers where facts are unknown: a layer is built before, say, the width is.
 
     Raises:
@@ -251,7 +251,7 @@ def _follow(step: tuple[int | None, Any], tensors: list[torch.Tensor]) -> Any:
 
 CHECKS = (
     facts_hold_no_token_count,
-    supports_is_asked_before_all_is_known,
+    predicate_bears_what_is_not_known,
     shape_function_is_symbolic,
     schema_is_that_of_the_contract,
     opaque_operator_keeps_torchs_rules,
