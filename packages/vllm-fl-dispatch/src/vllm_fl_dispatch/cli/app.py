@@ -58,8 +58,12 @@ def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
     if as_json:
         print(json.dumps(data, indent=2))
         return
+    out = console
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # In a pipe or a file a row is one line, so that it can be searched for.
+        out = Console(markup=False, width=10_000)
     for table in tables:
-        console.print(table)
+        out.print(table)
 
 
 def table(title: str, *columns: str, wrap: Collection[str] = ()) -> Table:
