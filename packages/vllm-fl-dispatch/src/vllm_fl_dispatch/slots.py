@@ -64,6 +64,9 @@ class Slot:
         self._candidates: tuple[Candidate, ...] = ()
         self._by_fn: dict[Call, Candidate] = {}
         self._plans: dict[Hashable, tuple[Candidate, ...]] = {}
+        #: facts -> the function, for kinds of plain calls at which nothing more need be looked.
+        self._direct: dict[Hashable, Call] = {}
+        self._facts = spec.facts or (lambda *args, **options: ())
         self._data = tuple(positional_names(spec).index(name) for name in spec.data)
         self._handle = make_handle(spec, self._first_call, self._recover)
         #: The call, with all options of the contract.
@@ -88,7 +91,7 @@ class Slot:
         manager.ensure_built()
         with manager.lock:
             self.resolution, self._candidates = self._load_candidates()
-            self._plans = {}
+            self._plans, self._direct = {}, {}
             for candidate in self._candidates:
                 self._by_fn[candidate.fn] = candidate
             if not self._candidates:
@@ -104,7 +107,7 @@ class Slot:
         """The function that a plain call runs now; stale after the next change."""
         self.bind()
         first = self._candidates[0]
-        return first.fn if self._is_direct(first) else self._checked
+        return first.fn if self._is_direct(first) else self._checked_plain
 
     @property
     def current_impl(self) -> OpImpl | None:
@@ -142,8 +145,9 @@ class Slot:
 
     def _rebind(self) -> None:
         first = self._candidates[0]
-        plain = first.fn if self._is_direct(first) else self._checked
-        optioned = plain if not first.missing else self._checked
+        direct = self._is_direct(first)
+        plain = first.fn if direct else self._checked_plain
+        optioned = first.fn if direct and not first.missing else self._checked
         self._point_at(plain, optioned)
 
     def _point_at(self, plain: Call, optioned: Call) -> None:
@@ -175,7 +179,18 @@ class Slot:
         return self.call(*args, **options)
 
     def _checked(self, *args: Any, **options: Any) -> Any:
-        return self._run(args, options, {})
+        return self._run(args, options, {}, self._facts(*args, **options))
+
+    def _checked_plain(self, *args: Any) -> Any:
+        """A call that leaves every option at its default."""
+        key = self._facts(*args)
+        direct = self._direct.get(key)
+        if direct is None:
+            return self._run(args, {}, {}, key)
+        try:
+            return direct(*args)
+        except Exception as error:  # noqa: BLE001  # as in `_run`
+            return self._recover(error, direct, args, {})
 
     def _recover(
         self, error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]
@@ -187,16 +202,17 @@ class Slot:
             raise error
         intact = not failed.mutated
         remember = may_continue(error, failed.impl, strict=self._strict(), inputs_intact=intact)
-        return self._run(args, options, {failed: error if remember else None})
+        failures = {failed: error if remember else None}
+        return self._run(args, options, failures, self._facts(*args, **options))
 
     def _run(
         self,
         args: tuple[Any, ...],
         options: dict[str, Any],
         failed: dict[Candidate, Exception | None],
+        key: Hashable,
     ) -> Any:
         """Call the candidates in order until one answers; `failed` ones have been tried."""
-        key = self._key(args, options)
         first_error = next((error for error in failed.values() if error is not None), None)
         reasons: dict[str, str] = {}
         for candidate in self._plan(key, args, options):
@@ -245,9 +261,6 @@ class Slot:
     def _strict(self) -> bool:
         return (self.policy or self.manager.policy).strict
 
-    def _key(self, args: tuple[Any, ...], options: dict[str, Any]) -> Hashable:
-        return () if self.spec.facts is None else self.spec.facts(*args, **options)
-
     def _plan(
         self, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Candidate, ...]:
@@ -261,6 +274,9 @@ class Slot:
                 if reason(candidate.impl, key) is None and candidate.refusal(args, options) is None
             )
             self._plans[key] = plan
+            first = plan[0] if plan else None
+            if first and not (first.limited or first.mutated):
+                self._direct[key] = first.fn
         return plan
 
     def _is_empty(self, args: tuple[Any, ...]) -> bool:
@@ -276,7 +292,7 @@ class Slot:
     ) -> Resolution:
         """The resolution with what kept each candidate from this call."""
         assert self.resolution is not None
-        key = self._key(args, options)
+        key = self._facts(*args, **options)
         for candidate in self._candidates:
             impl = candidate.impl
             failure = self.manager.failures.reason(impl, key)
