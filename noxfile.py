@@ -348,7 +348,8 @@ def versions(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Tests on an NVIDIA device, in the environment that has vLLM's CUDA build."""
     folders = [str(path / "tests") for path in PACKAGES]
-    session.run("python", "-m", "pytest", "-m", "gpu", "-s", *folders, *session.posargs)
+    for chosen in (folders, [str(INTEGRATION)]):
+        session.run("python", "-m", "pytest", "-m", "gpu", "-s", *chosen, *session.posargs)
 
 
 @nox.session

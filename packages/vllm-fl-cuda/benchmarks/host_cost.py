@@ -43,9 +43,8 @@ def calls(device: str) -> dict[str, Calls]:
     kernels = torch.ops._C
 
     def stock_silu() -> Any:
-        made = torch.empty(
-            gated.shape[:-1] + (gated.shape[-1] // 2,), dtype=gated.dtype, device=gated.device
-        )
+        shape = gated.shape[:-1] + (gated.shape[-1] // 2,)  # noqa: RUF005  # vLLM's own words
+        made = torch.empty(shape, dtype=gated.dtype, device=gated.device)
         kernels.silu_and_mul(made, gated)
         return made
 
@@ -173,8 +172,8 @@ def main() -> None:
         added = ", ".join(f"{step} {us:+.2f}" for step, us in figures["steps"].items())
         print(
             f"{operator}: kernel {figures['kernel']:.2f} us; {added}; in all "
-            f"{spread['median']:+.2f} ({spread['p25']:.2f} to {spread['p75']:.2f}), over kernel and "
-            f"allocation {figures['over kernel and allocation']:+.2f}; an operator that does "
+            f"{spread['median']:+.2f} ({spread['p25']:.2f} to {spread['p75']:.2f}), over kernel "
+            f"and allocation {figures['over kernel and allocation']:+.2f}; an operator that does "
             f"nothing {figures['nothing']:.2f}"
         )
     if options.output:
