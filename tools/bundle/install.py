@@ -85,12 +85,11 @@ def misfits(manifest: dict[str, Any]) -> list[str]:
         except PackageNotFoundError:
             found.append(f"{name} is not installed, expected {wanted or 'any version'}")
             continue
-        exact = wanted.removeprefix("==")
         # Versions of what it has besides are the target's own business. A local version, such as
         # +cu130, says how it was built.
-        must_fit = name in manifest["expects"] and wanted.startswith("==")
-        if must_fit and have.partition("+")[0] != exact:
-            found.append(f"{name} {have}, expected {exact}")
+        pins = [clause[2:] for clause in wanted.split(",") if clause.startswith("==")]
+        if name in manifest["expects"] and pins and have.partition("+")[0] not in pins:
+            found.append(f"{name} {have}, expected {pins[0]}")
     return found
 
 

@@ -78,14 +78,14 @@ class Bundle:
                 dropped[row] += member.size
             else:
                 kept.setdefault(member.name, member)
-        self.manifest["left_out"] += [
-            {"files": row.pattern, "reason": row.reason, "bytes": size}
-            for row, size in dropped.items()
-        ]
         self.manifest["archives"][name] = {
             "distributions": {resolve.name_of(w): str(resolve.version_of(w)) for w in wheels},
             "files": len(kept),
             "bytes": sum(member.size for member in kept.values()),
+            "left_out": [
+                {"files": row.pattern, "reason": row.reason, "bytes": size}
+                for row, size in dropped.items()
+            ],
             "pieces": archive.pack(kept.values(), self.folder / f"{name}.tar.xz", self.limit),
         }
 
@@ -117,27 +117,24 @@ def make(options: argparse.Namespace) -> Bundle:
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         ours = our_wheels(Path(folder))
-        if options.only_ours:
-            bundle.manifest = json.loads((options.output / "manifest.json").read_text())
-            bundle.add(OURS, ours.values())
-            bundle.write()
-            return bundle
-        more = [Requirement(text) for text in options.more]
         roots = [Requirement(options.vllm), Requirement(options.flag_gems), *map(Requirement, ours)]
+        more = [*roots, *map(Requirement, options.more)]
         there = present(options.present)
-        found = resolve.resolve(
-            [*roots, *more], options.wheels, target, given=ours, present=there
-        )  # fmt: skip
-        without = resolve.resolve(roots, options.wheels, target, given=found.wheels, present=there)
-        bundle.elsewhere(found.elsewhere, there)
+        all_of_it = resolve.resolve(more, options.wheels, target, given=ours, present=there)
+        wheels = all_of_it.wheels
+        without = resolve.resolve(roots, options.wheels, target, given=wheels, present=there)
+        bundle.elsewhere(all_of_it.elsewhere, there)
         groups = {
             OURS: ours.keys(),
             VLLM: without.wheels.keys() - ours.keys(),
-            MORE: found.wheels.keys() - without.wheels.keys(),
+            MORE: wheels.keys() - without.wheels.keys(),
         }
+        if options.only:
+            old = json.loads((options.output / "manifest.json").read_text())
+            bundle.manifest["archives"] = old["archives"]
         for name, members in groups.items():
-            if members:
-                bundle.add(name, [found.wheels[each] for each in sorted(members)])
+            if members and name in (options.only or groups):
+                bundle.add(name, [wheels[each] for each in sorted(members)])
         bundle.write()
     return bundle
 
@@ -156,18 +153,22 @@ def main() -> None:
     parser.add_argument("--present", type=Path, help="what the target has: `pip freeze` there")
     parser.add_argument("--with", dest="more", nargs="+", default=[], metavar="REQUIREMENT")
     parser.add_argument("--piece", type=float, default=60, help="megabytes of a file (%(default)s)")
-    parser.add_argument("--only-ours", action="store_true", help="renew vllm-fl in a bundle")
+    parser.add_argument(
+        "--only", nargs="+", choices=(OURS, VLLM, MORE), help="renew these archives of a bundle"
+    )
     options = parser.parse_args()
-    options.wheels = options.wheels or options.output / "wheels"
+    kept = options.wheels or options.output / "wheels"
+    options.wheels = kept / f"cp{options.python}-{options.machine}"
     bundle = make(options)
     for name, each in bundle.manifest["archives"].items():
         sizes = ", ".join(
             f"{piece['name']} {piece['size'] / 1e6:.1f} MB" for piece in each["pieces"]
         )
         print(f"{name}: {len(each['distributions'])} distributions, {each['files']} files, {sizes}")
+        for row in each["left_out"]:
+            print(f"  without {row['files']} ({row['bytes'] / 1e6:.1f} MB): {row['reason']}")
     for row in bundle.manifest["left_out"]:
-        size = f" ({row['bytes'] / 1e6:.1f} MB)" if "bytes" in row else ""
-        print(f"left out: {row.get('files') or row['requirement']}{size}: {row['reason']}")
+        print(f"left out: {row['requirement']}: {row['reason']}")
     for key in ("expects", "present"):
         print(f"{key}: {' '.join(n + s for n, s in bundle.manifest[key].items())}")
 

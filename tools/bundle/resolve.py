@@ -125,7 +125,7 @@ def resolve(
 
     Args:
         roots: what the target shall have.
-        folder: where wheels are; those that suit are not fetched again.
+        folder: where wheels for this target are kept; those that suit are not fetched again.
         target: the machine.
         given: wheels that are there: normalized name -> file.
         present: normalized names of what the target has already.
@@ -149,8 +149,11 @@ def resolve(
         if not lacking:
             elsewhere = {n: str(w.specifier) for n, w in wanted.items() if n not in here}
             return Resolved({name: wheels[name] for name in here}, dict(sorted(elsewhere.items())))
-        for name in _impossible(lacking, folder, target, download):
-            asker = _to_blame(name, lacking[name], wheels, given or {})
+        kept = {n: w for n, need in lacking.items() if (w := _newest(folder, n, need))}
+        wheels.update(kept)
+        lacking = {name: need for name, need in lacking.items() if name not in kept}
+        for name, error in _impossible(lacking, folder, target, download).items():
+            asker = _to_blame(name, lacking[name], wheels, given or {}, error)
             avoid = SpecifierSet(f"!={version_of(wheels.pop(asker))}")
             avoided[asker] = avoided.get(asker, SpecifierSet()) & avoid
         wheels.update({n: w for n, need in lacking.items() if (w := _newest(folder, n, need))})
@@ -159,27 +162,34 @@ def resolve(
 
 def _impossible(
     lacking: Mapping[str, Need], folder: Path, target: Target, download: Download
-) -> list[str]:
-    """Fetch wheels; the names of those that nothing suits."""
+) -> dict[str, RuntimeError]:
+    """Fetch wheels; those that nothing suits, with what was said."""
 
-    def failed(*names: str) -> bool:
+    def error(*names: str) -> RuntimeError | None:
         try:
             download([f"{name}{lacking[name].specifier}" for name in names], folder, target)
-        except RuntimeError:
-            return True
-        return False
+        except RuntimeError as error:
+            return error
+        return None
 
-    return [name for name in lacking if failed(name)] if failed(*lacking) else []
+    if not lacking or not error(*lacking):
+        return {}
+    return {name: found for name in lacking if (found := error(name))}
 
 
-def _to_blame(name: str, need: Need, wheels: Mapping[str, Path], given: Mapping[str, Path]) -> str:
+def _to_blame(
+    name: str,
+    need: Need,
+    wheels: Mapping[str, Path],
+    given: Mapping[str, Path],
+    error: RuntimeError,
+) -> str:
     askers = [by for by, asked in need.by if asked and by in wheels and by not in given]
     # Behind the first, which may insist.
     if len(askers) < 2:
         asked = "; ".join(f"{by}: {asked or 'any'}" for by, asked in need.by)
-        raise RuntimeError(
-            f"no wheel of {name}{need.specifier} for this target; asked for: {asked}"
-        )
+        wanted = f"{name}{need.specifier}"
+        raise RuntimeError(f"no wheel of {wanted} for this target; asked for: {asked}") from error
     return askers[-1]
 
 

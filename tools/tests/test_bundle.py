@@ -82,6 +82,14 @@ def test_one_version_suits_all_who_ask(wheel: Any, resolved: Any) -> None:
     assert versions(resolved("server"))["json"] == "2.0"
 
 
+def test_wheels_that_are_kept_are_not_fetched_again(wheel: Any, resolved: Any) -> None:
+    wheel("server", requires=["json"])
+    path = wheel("json")
+    first = resolved("server")
+    path.unlink()
+    assert resolved("server") == first
+
+
 def test_who_asks_for_the_impossible_is_replaced_by_an_older_version(
     wheel: Any, resolved: Any
 ) -> None:
@@ -157,6 +165,7 @@ def bundle(wheel: Any, tmp_path: Path) -> Path:
     made.folder.mkdir()
     made.add("vllm", [wheel("vllm", "0.26.0", files={**CODE, **NOISE})])
     made.elsewhere({"packaging": ">=1", "pluggy": ""}, ["packaging", "pluggy"])
+    made.manifest["expects"]["pytest"] = f">=1,=={pytest.__version__}"
     made.write()
     return made.folder
 
@@ -249,7 +258,7 @@ def test_a_damaged_piece_is_named_before_anything_is_unpacked(
     [
         (lambda m: m["target"].update(python="3.1"), f"Python {PYTHON}, expected 3.1"),
         (lambda m: m["target"].update(machine="mips"), "expected mips"),
-        (lambda m: m["expects"].update(packaging="==0.1"), "expected 0.1"),
+        (lambda m: m["expects"].update(packaging=">=0,==0.1"), "expected 0.1"),
         (lambda m: m["present"].update(nowhere=">=2"), "nowhere is not installed, expected >=2"),
     ],
 )
@@ -279,9 +288,49 @@ def test_what_is_left_out_is_in_the_manifest(wheel: Any, tmp_path: Path) -> None
     made.elsewhere({"torch": "==2.11.0", "nvidia-tools": ">1", "flashinfer-python": ""}, ["numpy"])
     assert made.manifest["archives"]["vllm"]["files"] == 1, "the metadata"
     assert made.manifest["expects"] == {"torch": "==2.11.0"}
-    left = [row.get("files") or row["requirement"] for row in made.manifest["left_out"]]
-    assert left == ["vllm/vllm_flash_attn/_vllm_fa2_C*.so", "nvidia-tools>1", "flashinfer-python"]
-    assert all(row["reason"] for row in made.manifest["left_out"])
+    (files,) = made.manifest["archives"]["vllm"]["left_out"]
+    assert files["files"] == "vllm/vllm_flash_attn/_vllm_fa2_C*.so"
+    assert files["bytes"] == 4
+    left = [row["requirement"] for row in made.manifest["left_out"]]
+    assert left == ["nvidia-tools>1", "flashinfer-python"]
+    assert all(row["reason"] for row in [files, *made.manifest["left_out"]])
+
+
+@pytest.fixture
+def in_place_of_pip(monkeypatch: pytest.MonkeyPatch, wheel: Any) -> None:
+    ours = wheel("vllm-fl-dispatch", requires=["pluggy"], folder="ours")
+    monkeypatch.setattr(make, "our_wheels", lambda folder: {"vllm-fl-dispatch": ours})
+
+    def fetch(requirements: Iterable[str], folder: Path, target: resolve.Target) -> None:
+        for requirement in map(Requirement, requirements):
+            wheel(requirement.name, folder=str(folder))
+
+    monkeypatch.setattr(resolve, "fetch", fetch)
+
+
+def test_only_some_archives_are_renewed(
+    in_place_of_pip: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ["make.py", "--output", str(tmp_path / "b"), "--vllm", "vllm", "--flag-gems",
+                 "flag-gems", "--with", "pytest", "--python", PYTHON]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    make.main()
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    carried = {name: set(a["distributions"]) for name, a in manifest["archives"].items()}
+    assert carried == {
+        "vllm-fl": {"vllm-fl-dispatch"},
+        "vllm": {"vllm", "flag-gems", "pluggy"},
+        "more": {"pytest"},
+    }
+    (tmp_path / "b" / "vllm.tar.xz").unlink()
+    monkeypatch.setattr(sys, "argv", [*arguments, "--with", "pytest", "rich", "--only", "more"])
+    make.main()
+    renewed = json.loads((tmp_path / "b" / "manifest.json").read_text())["archives"]
+    assert set(renewed["more"]["distributions"]) == {"pytest", "rich"}
+    assert {n: renewed[n] for n in ("vllm", "vllm-fl")} == {
+        n: manifest["archives"][n] for n in ("vllm", "vllm-fl")
+    }
+    assert not (tmp_path / "b" / "vllm.tar.xz").exists()
 
 
 def test_what_a_target_has_is_read_from_a_freeze(tmp_path: Path) -> None:
