@@ -36,7 +36,12 @@ MORE = "more"
 
 def our_wheels(folder: Path) -> dict[str, Path]:
     """Wheels of the distributions of this checkout: normalized name -> file."""
-    sources = [path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))]
+    sources = []
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        # A copy, since setuptools would put what earlier builds left there into the wheel.
+        sources.append(folder / "sources" / path.parent.name)
+        left = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+        shutil.copytree(path.parent, sources[-1], ignore=left)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder),
          *map(str, sources)],
