@@ -7,6 +7,7 @@ when the list or a distribution's metadata changes.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -318,6 +319,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def pictures(session: nox.Session) -> None:
+    """Draws what `vllm-fl ops` and the demo print, for the README."""
+    install_wheels(session)
+    session.run("python", "docs/pictures.py", str(demo_model(session)))
+
+
+@nox.session
 def versions(session: nox.Session) -> None:
     """Releases of vLLM under one environment; writes the page of versions."""
     install_wheels(session, *TEST_TOOLS)
@@ -447,6 +455,31 @@ def release_of(session: nox.Session, tag: str, built: Path) -> list[Path]:
     return files
 
 
+@nox.session
+def compatibility(session: nox.Session) -> None:
+    """Core and backends of this checkout, with the oldest releases of each other they allow."""
+    session.install(TORCH, *TEST_TOOLS, "packaging")
+    tools = INTEGRATION / "tools"
+    printed = session.run("python", str(tools / "oldest_releases.py"), str(ROOT), silent=True)
+    oldest: dict[str, str | None] = json.loads(str(printed))
+    released = [oldest[path.name] for path in BACKENDS if oldest[path.name]]
+    if not (oldest[CORE] or released):
+        session.skip("no release has a tag yet: what is here is the oldest and the newest")
+    plugins = [path.name.removeprefix("vllm-fl-") for path in BACKENDS]
+
+    def use(core: str, backends: Sequence[str]) -> None:
+        session.install("--force-reinstall", "--no-deps", core, *backends)
+        session.run("python", str(tools / "installed.py"), *plugins)
+
+    sources = {path.name: str(path) for path in PACKAGES}
+    session.install(*sources.values())  # brings what they depend on
+    use(oldest[CORE] or sources[CORE], [sources[path.name] for path in BACKENDS])
+    for name in ("vllm-fl-reference", "vllm-fl-cuda"):
+        session.run("pytest", str(ROOT / "packages" / name / "tests"), "-m", "not slow and not gpu")
+    use(sources[CORE], [oldest[path.name] or sources[path.name] for path in BACKENDS])
+    session.run("pytest", "--pyargs", "vllm_fl_dispatch.conformance", "--impl", "reference.torch")
+
+
 DOCS_TOOLS = ("mkdocs-material>=9.5", "mkdocstrings[python]>=0.27", "ruff")
 
 
@@ -486,6 +519,7 @@ def tests_full(session: nox.Session) -> None:
         "versions",
         "mutation",
         "build",
+        "compatibility",
         "docs",
         "bench",
     ):

@@ -304,6 +304,61 @@ def test_in_compiled_modes_the_bound_implementation_is_what_is_traced(
     assert compiled(torch.ones(2, 8)).eq(7).all()
 
 
+def test_a_traced_implementation_without_an_option_of_the_layer_serves_it_all_the_same(
+    built: Callable[..., Any],
+) -> None:
+    def norm(x: Any, weight: Any, epsilon: float) -> Any:
+        return (x * weight * 0 + weight).contiguous()
+
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("rms_norm", "vendor.plain", BackendImplKind.VENDOR, norm, "plain", traceable=True)
+    )
+    policy = SelectionPolicy.from_dict(per_op_order={"rms_norm": "vendor:plain|reference"})
+    gemma, plain = (
+        built(lambda kind=kind: kind(8), policy, mode=2) for kind in (GemmaRMSNorm, RMSNorm)
+    )
+    for layer, expected in ((gemma, 1.5), (plain, 0.5)):
+        layer.weight.data.fill_(0.5)
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert compiled(torch.ones(2, 8)).eq(expected).all()
+
+
+def test_declared_limits_hold_in_compiled_code(built: Callable[..., Any]) -> None:
+    def packed_only(x: Any) -> Any:
+        return x[..., ::2] * 0 + (7 if x.is_contiguous() else -1)
+
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("silu_and_mul", "vendor.packed", BackendImplKind.VENDOR, packed_only, "packed",
+               traceable=True, needs_contiguous=True)
+    )  # fmt: skip
+    layer = built(SiluAndMul, SelectionPolicy(prefer="vendor"), mode=2)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2, 8)).eq(7).all()
+    strided = torch.ones(2, 16)[:, :8]
+    assert torch.equal(compiled(strided), layer.forward_native(strided))
+
+
+def test_a_compiled_layer_runs_what_the_compiled_section_says(built: Callable[..., Any]) -> None:
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    for number, vendor in enumerate(("zero", "one")):
+        manager.registry.register_impl(
+            OpImpl("silu_and_mul", f"vendor.{vendor}", BackendImplKind.VENDOR,
+                   lambda x, number=number: x[..., ::2] * 0 + number, vendor)
+        )  # fmt: skip
+    policy = SelectionPolicy(
+        per_op_order={"silu_and_mul": ("vendor:zero",)},
+        compiled={"per_op_order": {"silu_and_mul": ("vendor:one",)}},
+    )
+    for mode in (0, 2):
+        layer = built(SiluAndMul, policy, mode=mode)
+        assert layer(torch.ones(2, 8)).eq(int(bool(mode))).all()
+
+
 def test_subclasses_that_share_the_forward_are_dispatched_and_others_are_not(
     built: Callable[..., Any],
 ) -> None:
@@ -400,6 +455,26 @@ def test_our_variables_are_known_to_vllm_and_only_the_selection_changes_its_cach
     assert key() == reference
     built(SiluAndMul, SelectionPolicy.from_dict(per_op_order={"rms_norm": "stock"}))
     assert key() != reference
+
+
+def test_what_failed_when_it_was_tried_changes_the_cache_key(built: Callable[..., Any]) -> None:
+    from vllm import envs
+
+    def key(fails: bool) -> Any:
+        def tried(x: Any) -> Any:
+            if fails:
+                raise RuntimeError("no symbol")
+            return x[..., ::2].contiguous()
+
+        manager = api._default = fl.OpManager(SelectionPolicy(prefer="vendor"))
+        manager.ensure_built()
+        manager.registry.register_impl(
+            OpImpl("silu_and_mul", "vendor.tried", BackendImplKind.VENDOR, tried, "tried")
+        )
+        built(SiluAndMul, SelectionPolicy(prefer="vendor"), mode=2)
+        return envs.compile_factors()["VLLM_FL_FINGERPRINT"]
+
+    assert key(fails=False) != key(fails=True)
 
 
 def test_a_second_model_of_a_process_gets_rotary_layers_of_its_own_selection(

@@ -75,6 +75,17 @@ def test_policies_of_the_process(default_manager: Any, monkeypatch: pytest.Monke
     assert fl.call_op("silu_and_mul", X) == "vendor.acme"
 
 
+def test_a_configuration_that_cannot_be_read_changes_nothing(
+    default_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default_manager(impl("vendor.acme"), impl("reference.torch"))
+    fl.set_global_policy(fl.SelectionPolicy(prefer="vendor"))
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendro")
+    with pytest.raises(fl.PolicyError, match="vendro"):
+        fl.reset_global_policy()
+    assert fl.get_policy().prefer == "vendor"
+
+
 def test_failures_are_listed_and_cleared(default_manager: Any) -> None:
     def broken(x: Any) -> Any:
         raise RuntimeError("no symbol")

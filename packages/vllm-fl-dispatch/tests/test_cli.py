@@ -44,8 +44,18 @@ def test_ops_lists_every_operator_and_what_a_call_would_use() -> None:
     assert selected["silu_and_mul"] == "reference.torch"
     assert selected["rms_norm"] is None
     assert data["orphans"] == ["rmsnorm[vendor.acme]"]
-    text = RUNNER.invoke(app, ["ops"]).output
-    assert "registered, but no such operator: rmsnorm" in text
+    layers = {op["op"]: op["layer"] for op in data["ops"]}
+    assert layers["silu_and_mul"] == layers["rms_norm"] == "stock"
+
+
+def test_ops_prints_a_row_per_operator_and_a_line_for_what_cannot_run() -> None:
+    lines = RUNNER.invoke(app, ["ops"], env={"COLUMNS": "80"}).output.splitlines()
+    rows = {words[0]: words[1:] for line in lines if (words := line.split())}
+    assert rows["silu_and_mul"] == ["stock", "reference.torch"]
+    assert rows["dynamic_per_token_quant_int8"] == ["stock", "(none)"]
+    assert "vendor.acme unavailable (silu_and_mul): no acme device" in lines
+    # Brackets are text.
+    assert "registered, but no such operator: rmsnorm[vendor.acme]" in lines
 
 
 def test_explain_shows_every_candidate_with_its_reason_and_every_setting_with_its_origin() -> None:

@@ -66,6 +66,20 @@ def test_either_name_switches_the_plugin_off(name: str) -> None:
     assert not environment.enabled({name: "off"})
 
 
+def test_a_file_may_merge_mappings(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "op_backends: &common\n"
+        "  rms_norm: [reference]\n"
+        "compiled:\n"
+        "  op_backends:\n"
+        "    <<: *common\n"
+        "    silu_and_mul: [stock]\n"
+    )
+    orders = policy_of({"VLLM_FL_CONFIG": str(path)}).compiled["per_op_order"]
+    assert orders == {"rms_norm": ("reference",), "silu_and_mul": ("stock",)}
+
+
 def test_a_file_replaces_all_other_settings(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(

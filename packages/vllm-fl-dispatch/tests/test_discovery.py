@@ -59,6 +59,27 @@ def test_an_equal_copy_as_editable_installs_leave_it_is_no_word_worth(
     assert scan.shadowed == ()
 
 
+def test_what_an_interrupted_removal_left_does_not_end_the_scan(
+    distribution: Callable[..., Path],
+) -> None:
+    site = distribution("vllm-fl-acme", "0.3", ENTRY)
+    (site / "vllm_fl_acme-0.3.dist-info" / "METADATA").unlink()
+    (source,) = scan_distributions([str(site)]).sources
+    assert (source.name, str(source.origin)) == ("acme", "vllm_fl_acme")
+
+
+def test_eggs_are_told_apart_though_their_folders_have_one_name(tmp_path: Path) -> None:
+    eggs = [tmp_path / f"{name}-1.0-py3.11.egg" for name in ("one", "two")]
+    for egg in eggs:
+        info = egg / "EGG-INFO"
+        info.mkdir(parents=True)
+        (info / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {egg.name[:3]}\n")
+        (info / "entry_points.txt").write_text(f"[vllm_fl.plugin]\n{egg.name[:3]} = a\n")
+    scan = scan_distributions([str(egg) for egg in eggs])
+    assert [source.name for source in scan.sources] == ["one", "two"]
+    assert scan.shadowed == ()
+
+
 def test_one_malformed_file_does_not_end_the_scan(distribution: Callable[..., Path]) -> None:
     bad = distribution("vllm-fl-bad", entry_points="[vllm_fl.plugin]\nno equals sign\nb = b.m\n")
     distribution("vllm-fl-acme", entry_points=ENTRY)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,29 @@ def test_core_and_backend_declare_ranges_that_hold_each_other(backend: str) -> N
     assert _accepts_its_minor_version_only(on_core, core["version"])
     extra = core["optional-dependencies"][backend.removeprefix("vllm-fl-")]
     assert _accepts_its_minor_version_only(_requirement(extra, backend), project["version"])
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="tags are git's")
+def test_the_oldest_release_that_a_range_allows_is_found_by_its_tag(tmp_path: Path) -> None:
+    script = ROOT / "tests-integration" / "tools" / "oldest_releases.py"
+    for name in PROJECTS:
+        (tmp_path / "packages" / name).mkdir(parents=True)
+        text = (ROOT / "packages" / name / "pyproject.toml").read_text(encoding="utf-8")
+        (tmp_path / "packages" / name / "pyproject.toml").write_text(text, encoding="utf-8")
+
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *author, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "a")
+    for version in ("0.0.9", "0.1.10", "0.1.9", "0.2.0"):
+        git("tag", f"{CORE}-v{version}")
+    printed = subprocess.check_output([sys.executable, str(script), str(tmp_path)], text=True)
+    assert json.loads(printed) == {
+        CORE: f"{CORE} @ git+{tmp_path.as_uri()}@{CORE}-v0.1.9#subdirectory=packages/{CORE}",
+        **dict.fromkeys(BACKENDS, None),
+    }
 
 
 def test_a_new_backend_declares_the_range_of_ours() -> None:

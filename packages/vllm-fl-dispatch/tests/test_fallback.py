@@ -104,6 +104,11 @@ def test_strict_raises_at_once_with_the_owner_and_the_cause(make_manager: Any) -
         torch.OutOfMemoryError("out of memory"),
         MemoryError(),
         RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+        ),
     ],
 )
 def test_trouble_of_the_device_goes_to_the_caller_and_bans_nothing(
@@ -113,6 +118,32 @@ def test_trouble_of_the_device_goes_to_the_caller_and_bans_nothing(
     with pytest.raises(type(error)):
         manager.get_op("silu_and_mul")(X)
     assert manager.failures.all() == ()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError(
+            "CUDA error: no kernel image is available for execution on the device"
+        ),
+        RuntimeError("CUDA error: invalid configuration argument"),
+        RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+        RuntimeError("out of resource: shared memory, Required: 294912, Hardware limit: 232448"),
+    ],
+)
+def test_a_kernel_that_cannot_be_launched_is_no_trouble_of_the_device(
+    make_manager: Any, error: Exception
+) -> None:
+    manager = make_manager(impl("vendor.acme", Failing(error)), impl("reference.torch"))
+    assert manager.get_op("silu_and_mul")(X) == "reference.torch"
+    assert len(manager.failures.all()) == 1
+
+
+def test_memory_that_ran_out_is_known_as_torch_says_it() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55)
+    with pytest.raises(RuntimeError):
+        may_continue(caught.value, impl("vendor.a"), strict=False, inputs_intact=True)
 
 
 def test_when_all_fail_the_first_error_is_raised_and_nothing_remembered(make_manager: Any) -> None:

@@ -95,6 +95,19 @@ def test_support_is_decided_per_kind_of_call(make_manager: Any) -> None:
     assert op(torch.ones(3, 8)) == "vendor.acme"
 
 
+def test_a_predicate_that_raises_costs_its_own_implementation_only(make_manager: Any) -> None:
+    def supports(query: Any) -> bool:
+        return bool(query.get("rows") % 16 == 0)  # None where it is not known
+
+    manager = make_manager(impl("vendor.acme", supports=supports), impl("reference.torch"))
+    assert manager.get_op("silu_and_mul")(X) == "reference.torch"
+    query = manager.registry.spec("silu_and_mul").query(X)
+    resolution = manager.resolve("silu_and_mul", query=query)
+    assert resolution.selected.impl_id == "reference.torch"
+    reasons = {d.impl.impl_id: d.reason for d in resolution.decisions}
+    assert reasons["vendor.acme"].startswith("supports raised TypeError")
+
+
 def test_not_this_input_goes_on_without_a_penalty(make_manager: Any) -> None:
     calls = []
 

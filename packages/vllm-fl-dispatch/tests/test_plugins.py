@@ -41,6 +41,27 @@ def test_a_module_with_hook_implementations(module: Write) -> None:
     assert str(impl.origin) == "dist-of-acme_hooks 1.2.3"
 
 
+def test_what_answers_to_every_name_is_no_hook(module: Write) -> None:
+    module(
+        "lazy",
+        """
+        from vllm_fl_dispatch import hookimpl
+
+        class Lazy:
+            def __getattr__(self, name):
+                return self
+
+        ops = Lazy()
+
+        @hookimpl
+        def vllm_fl_diagnose():
+            return ["fine"]
+        """,
+    )
+    (record,) = loaded("lazy").records
+    assert (record.status, record.hooks) == ("loaded", ("vllm_fl_diagnose",)), record.error
+
+
 def test_an_object_with_hook_implementations(module: Write) -> None:
     module(
         "acme_object",

@@ -56,6 +56,24 @@ def test_a_wrong_preference_is_an_error() -> None:
         SelectionPolicy(prefer="vendro")
 
 
+def test_a_compiled_section_is_checked_when_it_is_made() -> None:
+    with pytest.raises(PolicyError, match="'vendro' is not accepted"):
+        SelectionPolicy(compiled={"prefer": "vendro"})
+    with pytest.raises(PolicyError, match=r"unknown \['prefre'\]; accepted: .*prefer"):
+        SelectionPolicy(compiled={"prefre": "vendor"})
+    listed = SelectionPolicy(compiled={"per_op_order": {"rms_norm": ["flagos", "stock"]}})
+    spelled = SelectionPolicy(compiled={"per_op_order": {"rms_norm": "flagos|stock"}})
+    assert listed == spelled
+    assert hash(listed) == hash(spelled)
+    assert pickle.loads(pickle.dumps(listed)) == listed
+
+
+@pytest.mark.parametrize("setting", ["deny_vendors", "oot_blacklist"])
+def test_one_name_is_not_taken_for_a_set_of_letters(setting: str) -> None:
+    with pytest.raises(PolicyError, match=f"{setting}: expected names"):
+        SelectionPolicy(**{setting: "acme"})  # type: ignore[arg-type]  # the mistake
+
+
 def test_a_member_of_a_group_inherits_its_order() -> None:
     policy = SelectionPolicy.from_dict(per_op_order={"rms_norm": "vendor:acme|reference"})
     order, origin = policy.order_for("fused_add_rms_norm", "rms_norm")

@@ -216,6 +216,39 @@ def test_a_failed_start_can_be_retried(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "rms_norm" in manager.registry.op_names()
 
 
+def test_plugins_load_again_when_a_failed_start_is_retried(
+    monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    module(
+        "retried",
+        """
+        from vllm_fl_dispatch import BackendImplKind, OpImpl, hookimpl
+
+        @hookimpl
+        def vllm_fl_register_ops(registrar):
+            registrar.add(OpImpl("silu_and_mul", "vendor.acme", BackendImplKind.VENDOR,
+                                 lambda x: "a", "acme", empty_ok=True))
+        """,
+    )
+    monkeypatch.setenv("VLLM_FL_PREFER", "vendro")
+    manager = OpManager(sources=[source("retried")])
+    with pytest.raises(ValueError, match="vendro"):
+        manager.ensure_built()
+    monkeypatch.delenv("VLLM_FL_PREFER")
+    manager.ensure_built()
+    assert [(r.status, r.impl_count) for r in manager.records] == [("loaded", 1)]
+    assert manager.get_op("silu_and_mul")(X) == "a"
+
+
+def test_what_code_registered_before_the_start_survives_a_fork() -> None:
+    manager = OpManager(SelectionPolicy(), sources=())
+    manager.registry.register_impl(impl("vendor.acme"))
+    pid = os.fork()
+    if pid == 0:
+        os._exit(manager.get_op("silu_and_mul")(X) != "vendor.acme")
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 WORKER = """
 import multiprocessing as mp
 import vllm_fl_dispatch as fl

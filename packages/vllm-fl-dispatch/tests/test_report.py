@@ -132,6 +132,30 @@ def test_it_survives_every_way_to_end(tmp_path: Path, end: str, code: int) -> No
     assert [(row["op"], row["calls"]) for row in own["rows"]] == [("silu_and_mul", 1)]
 
 
+def test_a_process_forked_by_multiprocessing_writes_its_own(tmp_path: Path) -> None:
+    end = (
+        "import multiprocessing as mp\n"
+        "def work(): fl.get_op('silu_and_mul')(torch.ones(1, 8))\n"
+        "child = mp.get_context('fork').Process(target=work)\n"
+        "child.start(); child.join()"
+    )
+    with program(end, tmp_path) as process:
+        assert process.wait(30) == 0
+    reports = report_files.read(tmp_path)
+    assert len(reports) == 2
+    assert [[row["calls"] for row in report["rows"]] for report in reports] == [[1], [1]]
+
+
+def test_sigterm_ends_a_process_whose_report_cannot_be_made(tmp_path: Path) -> None:
+    end = "fl.get_default_manager().report.rows = None; time.sleep(60)"
+    with program(end, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+
+
 def test_a_folder_that_cannot_be_made_keeps_nothing_from_starting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with program("pass", tmp_path / "file" / "reports") as process:

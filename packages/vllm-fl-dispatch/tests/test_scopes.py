@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -140,6 +141,16 @@ def test_an_async_generator_closed_elsewhere_leaves_no_scope_behind(op: Any) -> 
 
     asyncio.run(main())
     assert op(X) == "default.flagos"
+
+
+def test_a_scope_that_was_left_elsewhere_can_be_used_again(op: Any) -> None:
+    scope = fl.with_preference("reference")
+    scope.__enter__()
+    contextvars.copy_context().run(scope.__exit__, None, None, None)
+    with scope:
+        assert op(X) == "reference.torch"
+    assert op(X) == "default.flagos"
+    assert fl.get_policy().prefer == "flagos"
 
 
 def test_a_scope_survives_a_late_registration(op: Any) -> None:

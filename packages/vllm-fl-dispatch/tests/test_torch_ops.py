@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from vllm_fl_dispatch import SelectionPolicy
 from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.torch_ops import opaque
 
@@ -125,6 +126,21 @@ def test_the_twin_serves_an_implementation_that_makes_new_tensors(make_manager: 
     assert total is residual
     assert x.eq(6).all()
     assert residual.eq(7).all()
+
+
+def test_it_serves_what_the_compiled_section_says(make_manager: Any) -> None:
+    policy = SelectionPolicy(
+        per_op_order={"silu_and_mul": ("vendor:acme",)},
+        compiled={"per_op_order": {"silu_and_mul": ("vendor:other",)}},
+    )
+    manager = make_manager(
+        impl("vendor.acme", lambda x: x[..., ::2] * 1),
+        impl("vendor.other", lambda x: x[..., ::2] * 2),
+        policy=policy,
+    )
+    call = opaque(manager, SPEC["silu_and_mul"])
+    assert call(torch.ones(2, 8)).eq(2).all()
+    assert manager.get_op("silu_and_mul")(torch.ones(2, 8)).eq(1).all()
 
 
 def test_the_body_falls_back_when_an_implementation_fails(make_manager: Any) -> None:

@@ -289,3 +289,10 @@ def test_the_number_of_pieces_does_not_grow_with_the_batch() -> None:
     assert len(make_plan(list(range(257)), lengths)) == 1
     spread = [1 + 7 * i for i in range(256)]
     assert len(make_plan(list(range(257)), spread)) <= 12
+
+
+def test_decoding_long_requests_gathers_a_bounded_part_of_the_cache_at_a_time() -> None:
+    count, length = 256, 8192
+    pieces = make_plan(list(range(count + 1)), [length] * count)
+    assert max(piece.requests.numel() * piece.max_length for piece in pieces) <= 1 << 17
+    assert sum(piece.requests.numel() for piece in pieces) == count

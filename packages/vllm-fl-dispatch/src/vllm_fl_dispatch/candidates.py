@@ -9,7 +9,7 @@ from typing import Any
 from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
 from vllm_fl_dispatch.fallback import copy_arguments
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Verdict
+from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 
 @dataclass(eq=False)
@@ -42,8 +42,7 @@ class Candidate:
     @property
     def limited(self) -> bool:
         """Must the data of each call be looked at?"""
-        impl = self.impl
-        return impl.needs_contiguous or impl.max_numel is not None or not impl.empty_ok
+        return self.impl.has_data_limits or not self.impl.empty_ok
 
     def refusal(self, args: tuple[Any, ...], options: dict[str, Any]) -> str | None:
         """Why it does not serve calls of this kind."""
@@ -55,7 +54,7 @@ class Candidate:
             return None
         args, options = lower(self.spec, self.missing, args, options)
         query = self.spec.query(*args, **options)
-        verdict = Verdict.of(self.impl.supports(query), f"does not support {query}")
+        verdict = self.impl.verdict_on(query)
         return None if verdict else f"unsupported: {verdict.reason}"
 
     def objection(self, args: tuple[Any, ...]) -> str | None:

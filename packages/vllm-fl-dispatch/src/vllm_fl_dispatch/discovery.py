@@ -71,7 +71,7 @@ def scan_distributions(path: list[str] | None = None) -> Scan:
     kwargs = {} if path is None else {"path": path}
     for dist in importlib_metadata.distributions(**kwargs):
         where = str(getattr(dist, "_path", "") or "")
-        name = _name_from_path(where)
+        name = _name(dist, where)
         key = normalized(name)
         text = _read(dist, found, where)
         if key in found.first:
@@ -108,14 +108,25 @@ def module_sources(value: str | None = None) -> tuple[Source, ...]:
     )
 
 
-def _name_from_path(where: str) -> str:
-    base = re.sub(r"\.(dist-info|egg-info|egg)$", "", Path(where).name)
-    return base.split("-", 1)[0]
+def _name(dist: object, where: str) -> str:
+    """The distribution's name, off its path where that tells: reading metadata costs more."""
+    base, _, suffix = Path(where).name.rpartition(".")
+    if suffix in ("dist-info", "egg-info"):
+        return base.split("-", 1)[0]
+    return _metadata(dist, "Name") or where
+
+
+def _metadata(dist: object, field: str) -> str:
+    """A field of the metadata; "" where there is none, as in what a broken removal left."""
+    try:
+        return str(dist.metadata[field] or "")  # type: ignore[attr-defined]
+    # No such field, or no metadata; releases of importlib_metadata differ in how they say it.
+    except (KeyError, TypeError, OSError, UnicodeDecodeError):
+        return ""
 
 
 def _version(dist: object) -> str:
-    metadata = getattr(dist, "metadata", None)
-    return (metadata["Version"] or "") if metadata is not None else ""
+    return _metadata(dist, "Version")
 
 
 def _concerns_us(key: str, text: str | None) -> bool:
@@ -136,8 +147,7 @@ def _read(dist: object, found: _Found, where: str) -> str | None:
 
 
 def _parse(dist: object, text: str, where: str, name: str, found: _Found) -> None:
-    metadata, version = getattr(dist, "metadata", None), _version(dist)
-    real_name = (metadata["Name"] or name) if metadata is not None else name
+    version, real_name = _version(dist), _metadata(dist, "Name") or name
     for group, entry, value in _entries(text, found, where):
         source = Source(entry, value, Origin(real_name, version, entry), where)
         if group == GROUP:

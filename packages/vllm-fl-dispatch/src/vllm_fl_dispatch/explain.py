@@ -122,4 +122,4 @@ def compiled_mode(impl: OpImpl) -> str:
     """How code that vLLM compiles would reach an implementation."""
     if impl.kind is BackendImplKind.STOCK:
         return "stock"
-    return "inlined" if impl.traceable else "opaque"
+    return "inlined" if impl.inlinable else "opaque"

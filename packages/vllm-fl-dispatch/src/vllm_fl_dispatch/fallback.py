@@ -13,7 +13,31 @@ from vllm_fl_dispatch.types import OpImpl
 #: Failures kept per process; beyond that the oldest are forgotten.
 MAX_FAILURES = 1024
 
-_DEVICE_ERRORS = ("CUDA error", "NPU error", "device-side assert", "ACL error")
+#: How a RuntimeError says that memory ran out, or that the device is in error.
+_DEVICE_TROUBLE = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error",
+    "HIP error",
+    "NPU error",
+    "ACL error",
+    "device-side assert",
+    # Triton reports these under a name of its own.
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "unspecified launch failure",
+)
+#: What is said in the same words of one kernel that could not be launched; the device is well.
+_NOT_LAUNCHED = (
+    "no kernel image is available",
+    "device kernel image is invalid",
+    "invalid device function",
+    "invalid configuration argument",
+    "too many resources requested for launch",
+    "unsupported toolchain",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,7 @@ class FailureMemory:
 
     def concerns(self, impl: OpImpl) -> bool:
         """Has it failed for any key?"""
-        return any(where[:2] == (impl.op_name, impl.impl_id) for where in self._failures)
+        return any(where[:2] == (impl.op_name, impl.impl_id) for where in tuple(self._failures))
 
     def all(self) -> tuple[Failure, ...]:
         return tuple(self._failures.values())
@@ -89,20 +113,14 @@ def may_continue(error: Exception, impl: OpImpl, *, strict: bool, inputs_intact:
 def is_device_trouble(error: Exception) -> bool:
     """Did memory run out, or is the device in error, whatever was called?"""
     torch = sys.modules.get("torch")
-    if torch is not None:
-        kinds = tuple(
-            kind
-            for kind in (
-                getattr(torch, "OutOfMemoryError", None),
-                getattr(torch, "AcceleratorError", None),
-            )
-            if kind is not None
-        )
-        if isinstance(error, kinds):
-            return True
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError | getattr(torch, "OutOfMemoryError", MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _DEVICE_ERRORS)
+    text = str(error)
+    if not isinstance(error, RuntimeError) or any(said in text for said in _NOT_LAUNCHED):
+        return False
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):
+        return True
+    return any(said in text for said in _DEVICE_TROUBLE)
 
 
 def capturing() -> bool:

@@ -75,7 +75,7 @@ class Implementations:
         if where not in self._tried:
             args, options = spec.example(query)
             key = () if spec.facts is None else spec.facts(*args, **options)
-            self._tried[where] = None
+            failure = None
             try:
                 args, options = lowered(spec, fn, args, options)
                 fn(*args, **options)
@@ -83,7 +83,8 @@ class Implementations:
                 if may_continue(error, impl, strict=strict, inputs_intact=True):
                     self._failures.add(impl, key, error)
                     logger.warning("%s failed when it was tried: %s", impl, error)
-                self._tried[where] = f"{type(error).__name__}: {error}"
+                failure = f"{type(error).__name__}: {error}"
+            self._tried[where] = failure
         return self._tried[where]
 
     def forget_trials(self) -> None:

@@ -52,7 +52,6 @@ class OpManager:
         self.records: tuple[PluginRecord, ...] = ()
         self._sources = None if sources is None else tuple(sources)
         self._policy = policy
-        self._report_folder: Path | None = None
         self._configured: SelectionPolicy | None = None
         self._built = False
         self._building = False
@@ -76,15 +75,17 @@ class OpManager:
             if self._built or self._building:
                 return
             self._building = True
+            self._before_build = self.registry.snapshot()
             try:
                 self._build()
                 self._built = True
             finally:
                 self._building = False
+                if not self._built:
+                    self._begin_anew()
             self._invalidate()
 
     def _build(self) -> None:
-        self._before_build = self.registry.snapshot()
         self.records = startup.build(self.registry, self._loader, self._sources)
         if self._policy is None:
             self._configured = startup.configured(self.records)
@@ -92,9 +93,14 @@ class OpManager:
         self.shadow = shadow.start(self)
         self._start_report()
 
+    def _begin_anew(self) -> None:
+        """Forget what an unfinished start registered: the next one registers it again."""
+        self._loader = PluginLoader()
+        self.registry.replace_with(self._before_build)
+
     def _start_report(self) -> None:
         folder = read("VLLM_FL_REPORT")
-        if folder is None or self._report_folder is not None:
+        if folder is None or self.report.on_news is not None:
             return
         from vllm_fl_dispatch import report_files  # few processes need it
 
@@ -103,26 +109,22 @@ class OpManager:
         except OSError as error:
             # A report must not keep a server from starting.
             logger.warning("VLLM_FL_REPORT=%s: no report is written: %s", folder, error)
-        else:
-            self._report_folder = Path(folder)
 
     def reset_in_child(self) -> None:
         """In a forked child: new locks (an inherited one may be held for ever), and a start
         that another thread had half done begins anew."""
         self.lock = threading.RLock()
         self.public.reset_in_child()
-        if not self._built:
+        if self._building:
             self._building = False
-            self._loader = PluginLoader()
-            self.registry = OpRegistry(self._before_build)
-            self.registry.on_change = self._registry_changed
+            self._begin_anew()
         self.report.forget()
         if self.shadow is not None:
             self.shadow.forget()
-        if self._report_folder is not None:
+        if self.report.on_news is not None:
             from vllm_fl_dispatch import report_files
 
-            report_files.start(self, self._report_folder)
+            report_files.save_at_end(self)
         self._invalidate()
 
     # -- policy -------------------------------------------------------------------------------
@@ -141,11 +143,13 @@ class OpManager:
     def set_policy(self, policy: SelectionPolicy | None) -> None:
         """Replace the process-wide policy; None returns to configuration."""
         with self.lock:
-            if policy is not None and self._built:
-                startup.check_names(policy, self.registry)
+            if self._built:
+                # Either may raise: the policy stays what it was.
+                if policy is None:
+                    self._configured = startup.configured(self.records)
+                else:
+                    startup.check_names(policy, self.registry)
             self._policy = policy
-            if policy is None and self._built:
-                self._configured = startup.configured(self.records)
             self._invalidate()
 
     def current_policy(self) -> SelectionPolicy:
@@ -233,7 +237,8 @@ class OpManager:
     def new_slot(self, spec: OpSpec, **arguments: Any) -> Slot:
         """A slot of its own, for a layer or a scope; it follows changes like all others."""
         slot = Slot(self, spec, **arguments)
-        self._slots.add(slot)
+        with self.lock:  # another thread may be going through them
+            self._slots.add(slot)
         return slot
 
     def _registry_changed(self) -> None:
@@ -243,9 +248,13 @@ class OpManager:
 
     def _invalidate(self) -> None:
         self._implementations.forget_verdicts()
-        for slot in list(self._slots):
-            slot.invalidate()
+        self._invalidate_slots()
         self.public.route_all()
+
+    def _invalidate_slots(self, op_name: str | None = None) -> None:
+        for slot in list(self._slots):
+            if op_name in (None, slot.spec.name):
+                slot.invalidate()
 
     def invalidate(self) -> None:
         """Resolve everything again at the next call."""
@@ -275,7 +284,7 @@ class OpManager:
                     error,
                 )
                 self.report.failed(impl)
-                self._invalidate()
+                self._invalidate_slots(impl.op_name)
 
     def clear_failures(self) -> None:
         """Forget all failures; the implementations are tried again."""

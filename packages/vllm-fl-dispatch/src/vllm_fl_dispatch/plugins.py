@@ -136,7 +136,8 @@ def _marked(plugin: Any) -> dict[str, Callable[..., Any]]:
             value = inspect.getattr_static(plugin, name)
         except AttributeError:
             continue
-        if getattr(value, _MARK, None) is not None:
+        # What is no function may have any attribute that it is asked for, as torch.ops has.
+        if inspect.isroutine(value) and getattr(value, _MARK, None) is not None:
             found[name] = getattr(plugin, name)
     return found
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.tokens import DEFAULT_ORDERS, parse_order, parse_preference
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl
 
@@ -57,11 +58,11 @@ class SelectionPolicy:
         set_(self, "prefer", parse_preference(self.prefer))
         orders = {op: parse_order(v, f"order of {op}") for op, v in self.per_op_order.items()}
         set_(self, "per_op_order", MappingProxyType(orders))
-        for name in ("deny_vendors", "allow_vendors"):
+        for name in _NAMES:
             names = getattr(self, name)
             if names is not None:
-                set_(self, name, frozenset(each.strip().lower() for each in names if each.strip()))
-        set_(self, "compiled", MappingProxyType(dict(self.compiled)))
+                set_(self, name, _names(names, name))
+        set_(self, "compiled", MappingProxyType(_checked(self.compiled)))
         set_(self, "origins", MappingProxyType(dict(self.origins)))
 
     def __hash__(self) -> int:
@@ -87,8 +88,8 @@ class SelectionPolicy:
             prefer=prefer,
             strict=strict,
             per_op_order={k: parse_order(v) for k, v in (per_op_order or {}).items()},
-            deny_vendors=frozenset(deny_vendors or ()),
-            allow_vendors=None if allow_vendors is None else frozenset(allow_vendors),
+            deny_vendors=_names(deny_vendors or (), "deny_vendors"),
+            allow_vendors=None if allow_vendors is None else _names(allow_vendors, "allow_vendors"),
         )
 
     def with_values(self, origin: str, **values: Any) -> SelectionPolicy:
@@ -211,6 +212,32 @@ class SelectionPolicy:
         return tuple(_frozen(getattr(self, f.name)) for f in fields(self) if f.name != "origins")
 
 
+_VENDORS = ("deny_vendors", "allow_vendors")
+_NAMES = (*_VENDORS, "flagos_blacklist", "flagos_whitelist", "flagos_aten", "oot_blacklist",
+          "oot_whitelist")  # fmt: skip
+
+
+def _names(value: Iterable[str], setting: str) -> frozenset[str]:
+    if isinstance(value, str):  # a set of letters otherwise
+        raise PolicyError(f"{setting}: expected names, such as {{{value!r}}}; found {value!r}")
+    names = frozenset(name.strip() for name in value if name.strip())
+    return frozenset(map(str.lower, names)) if setting in _VENDORS else names
+
+
+def _checked(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a compiled section, as a policy holds them."""
+    accepted = {f.name for f in fields(SelectionPolicy)} - {"compiled", "origins"}
+    unknown = sorted(set(section) - accepted)
+    if unknown:
+        raise PolicyError(f"compiled: unknown {unknown}; accepted: {', '.join(sorted(accepted))}")
+    checked = SelectionPolicy(**section) if section else None
+    return {name: _plain(getattr(checked, name)) for name in section}
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
 def _frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(sorted((key, _frozen(each)) for key, each in value.items()))
@@ -218,8 +245,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _plain_values(policy: SelectionPolicy) -> dict[str, Any]:
-    values = {f.name: getattr(policy, f.name) for f in fields(policy)}
-    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    return {f.name: _plain(getattr(policy, f.name)) for f in fields(policy)}
 
 
 def _rebuild(values: Mapping[str, Any]) -> SelectionPolicy:

@@ -39,7 +39,6 @@ class Report:
         #: Writes the report, where one is wanted; called when there is something new to tell.
         self.on_news: Callable[[], object] | None = None
         self._rows: dict[tuple[str, str, str], Row] = {}
-        self._counting: dict[tuple[str, str, str, Call], Call] = {}
 
     def layer(self, impl: OpImpl, mode: str) -> None:
         """A layer was bound to an implementation."""
@@ -63,17 +62,13 @@ class Report:
             row.calls = row.failures = 0
 
     def counted(self, impl: OpImpl, mode: str, fn: Call) -> Call:
-        """`fn`, or where the report is on, one function that counts and calls it."""
-        if not self.enabled:
-            return fn
-        key = (impl.op_name, impl.impl_id, mode, fn)
-        if key not in self._counting:
-            self._counting[key] = _counting(self._row(impl, mode), fn)
-        return self._counting[key]
+        """`fn`, or where the report is on, a function that counts and calls it."""
+        return _counting(self._row(impl, mode), fn) if self.enabled else fn
 
     def rows(self) -> list[Row]:
         """Everything that was bound or called, by operator."""
-        used = (row for row in self._rows.values() if row.layers or row.calls or row.failures)
+        # A list first: this may run in a signal handler while another thread adds a row.
+        used = [row for row in list(self._rows.values()) if row.layers or row.calls or row.failures]
         return sorted(used, key=lambda row: (row.op, row.mode, row.impl_id))
 
     def as_dicts(self) -> list[dict[str, Any]]:

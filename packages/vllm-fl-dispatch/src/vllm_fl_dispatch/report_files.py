@@ -39,9 +39,16 @@ def start(manager: OpManager, folder: Path) -> None:
     manager.report.on_news = save
     if manager.shadow is not None:
         manager.shadow.on_deviation = save
-    # Children of multiprocessing skip atexit, but not these.
-    util.Finalize(None, save, exitpriority=10)
+    save_at_end(manager)
+    # Children of multiprocessing that are forked forget what was to be done at the end.
+    util.register_after_fork(manager, save_at_end)
     _save_on_sigterm(save)
+
+
+def save_at_end(manager: OpManager) -> None:
+    """Write the report when this process ends; a forked child is another one."""
+    # Children of multiprocessing skip atexit, but not these.
+    util.Finalize(None, manager.report.save, exitpriority=10)
 
 
 def write(manager: OpManager, folder: Path) -> Path:
@@ -115,12 +122,14 @@ def _save_on_sigterm(save: Any) -> None:
         before = signal.getsignal(signal.SIGTERM)
 
         def handle(number: int, frame: FrameType | None) -> None:
-            save()
-            if callable(before):
-                before(number, frame)
-            elif before is not signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+            try:
+                save()
+            finally:
+                if callable(before):
+                    before(number, frame)
+                elif before is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
+                    os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, handle)
     except ValueError:

@@ -184,8 +184,8 @@ def _decide_one(
         verdict = verdicts.get(impl.impl_id, yes)
         if not verdict:
             return no(outcome, verdict.reason)
-    if facts.query is not None and impl.supports is not None:
-        verdict = Verdict.of(impl.supports(facts.query), f"does not support {facts.query}")
+    if facts.query is not None:
+        verdict = impl.verdict_on(facts.query)
         if not verdict:
             return no(Outcome.UNSUPPORTED, verdict.reason)
     if facts.numel is not None and impl.max_numel is not None and facts.numel > impl.max_numel:

@@ -43,7 +43,7 @@ class Scope:
             raise RuntimeError("this policy scope is already open; make a new one to nest it")
         manager = self._manager
         with manager.lock:
-            self.parent = _current.get()
+            self.parent = _open(_current.get())
             self.policy = self._change(current_policy(manager))
             self.slots = {}
             manager.public.scope_opened(self)
@@ -79,21 +79,27 @@ class Scope:
         return own
 
 
-def open_scope(manager: OpManager) -> Scope | None:
-    """The innermost open scope of this context that belongs to the manager."""
-    scope = _current.get()
-    while scope is not None and (scope.policy is None or scope._manager is not manager):
+def _open(scope: Scope | None, manager: OpManager | None = None) -> Scope | None:
+    """The innermost open one of a scope and those around it; of a manager, if one is given.
+
+    A scope that was left in another context is still current here, and closed.
+    """
+    while scope is not None and (scope.policy is None or manager not in (None, scope._manager)):
         scope = scope.parent
     return scope
+
+
+def open_scope(manager: OpManager) -> Scope | None:
+    """The innermost open scope of this context that belongs to the manager."""
+    return _open(_current.get(), manager)
 
 
 def scopes_here(manager: OpManager) -> list[Scope]:
     """All open scopes of this context that belong to the manager."""
     scopes, scope = [], open_scope(manager)
     while scope is not None:
-        if scope.policy is not None and scope._manager is manager:
-            scopes.append(scope)
-        scope = scope.parent
+        scopes.append(scope)
+        scope = _open(scope.parent, manager)
     return scopes
 
 

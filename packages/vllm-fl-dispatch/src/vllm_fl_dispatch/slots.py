@@ -1,23 +1,20 @@
 """The function behind a handle: which implementation it runs, and what it checks before.
 
 Where nothing needs a check, the implementation itself stands in the slot. Where something does
-(`supports`, data limits, a first call on copies, an earlier failure), `_checked` stands there.
+(`supports`, data limits, a first call on copies, an earlier failure), a `Chain` stands there.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_fl_dispatch.candidates import Candidate
-from vllm_fl_dispatch.contracts import positional_names
-from vllm_fl_dispatch.errors import NoImplementation, OpNotSupported
-from vllm_fl_dispatch.fallback import may_continue
+from vllm_fl_dispatch.chain import Chain
+from vllm_fl_dispatch.errors import NoImplementation
 from vllm_fl_dispatch.handles import Call, make_handle
 from vllm_fl_dispatch.policy import SelectionPolicy
-from vllm_fl_dispatch.resolution import Outcome, Resolution
+from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.types import OpImpl, OpSpec, Query
 
 if TYPE_CHECKING:
@@ -60,14 +57,13 @@ class Slot:
         self.stock = stock
         self.refused = refused or {}
         self.layer = layer
-        self.resolution: Resolution | None = None
+        #: What the handle follows; None from a change on until the next call.
+        self._chain: Chain | None = None
+        #: What was loaded last. Who is accepted again goes on with what is proven of it.
         self._candidates: tuple[Candidate, ...] = ()
         self._by_fn: dict[Call, Candidate] = {}
-        self._plans: dict[Hashable, tuple[Candidate, ...]] = {}
-        #: facts -> the function, for kinds of plain calls at which nothing more need be looked.
-        self._direct: dict[Hashable, Call] = {}
-        self._facts = spec.facts or (lambda *args, **options: ())
-        self._data = tuple(positional_names(spec).index(name) for name in spec.data)
+        #: (impl_id, function, is it counted?) -> what is called; lives as long as the layer
+        self._called: dict[tuple[str, Call, bool], Call] = {}
         self._handle = make_handle(spec, self._first_call, self._recover)
         #: The call, with all options of the contract.
         self.call = self._handle.call
@@ -79,6 +75,7 @@ class Slot:
 
     def invalidate(self) -> None:
         """Resolve again at the next call: policy, registry or failures changed."""
+        self._chain = None
         self._point_at(self._first_call, self._first_call)
 
     def bind(self) -> Resolution:
@@ -87,32 +84,36 @@ class Slot:
         Raises:
             NoImplementation: the policy leaves nothing that can serve it.
         """
+        return self._bind().resolution
+
+    def _bind(self) -> Chain:
         manager = self.manager
         manager.ensure_built()
         with manager.lock:
-            self.resolution, self._candidates = self._load_candidates()
-            self._plans, self._direct = {}, {}
-            for candidate in self._candidates:
-                self._by_fn[candidate.fn] = candidate
+            resolution, self._candidates = self._load_candidates()
             if not self._candidates:
-                raise NoImplementation(self.resolution)
+                raise NoImplementation(resolution)
+            # Two may share one function; the first of them is the one that is called.
+            self._by_fn |= {candidate.fn: candidate for candidate in reversed(self._candidates)}
             if self.policy is None:
                 # A scope's own choice is no switch of the process.
-                manager.announce(self.spec, self.resolution, self._candidates[0].impl)
-            self._rebind()
-            return self.resolution
+                manager.announce(self.spec, resolution, self._candidates[0].impl)
+            self._chain = chain = Chain(
+                manager,
+                self.spec,
+                resolution,
+                self._candidates,
+                strict=self._policy().strict,
+                donate=self.donate,
+                proved=self._proved,
+            )
+            self._point_at(*self._functions(chain))
+            return chain
 
     @property
     def current(self) -> Call:
         """The function that a plain call runs now; stale after the next change."""
-        self.bind()
-        first = self._candidates[0]
-        return first.fn if self._is_direct(first) else self._checked_plain
-
-    @property
-    def current_impl(self) -> OpImpl | None:
-        """The implementation that is tried first; None before the slot is bound."""
-        return self._candidates[0].impl if self._candidates else None
+        return self._functions(self._bind())[0]
 
     def _load_candidates(self) -> tuple[Resolution, tuple[Candidate, ...]]:
         """Resolve and load; what cannot be loaded is remembered and resolved away."""
@@ -120,7 +121,7 @@ class Slot:
             resolution = self.manager.resolve(
                 self.spec.name,
                 query=self.query,
-                policy=self.policy,
+                policy=self._policy(),
                 stock=self.stock is not None,
                 refused=self.refused,
             )
@@ -137,18 +138,21 @@ class Slot:
         fn = self.stock if impl.impl_id == "stock" else self.manager.load(self.spec, impl)
         if fn is None:
             return None
-        called = self.manager.instrumented(
-            self.spec, impl, self.mode, fn, layer=self.layer, stock=self.stock
-        )
+        key = (impl.impl_id, fn, self.manager.report.enabled)
+        if key not in self._called:
+            self._called[key] = self.manager.instrumented(
+                self.spec, impl, self.mode, fn, layer=self.layer, stock=self.stock
+            )
+        called = self._called[key]
         known = next((c for c in self._candidates if c.impl is impl and c.fn is called), None)
         return known or Candidate.of(self.spec, impl, fn, called)
 
-    def _rebind(self) -> None:
-        first = self._candidates[0]
+    def _functions(self, chain: Chain) -> tuple[Call, Call]:
+        """What stands in the handle for calls without options, and for calls with."""
+        first = chain.first
         direct = self._is_direct(first)
-        plain = first.fn if direct else self._checked_plain
-        optioned = first.fn if direct and not first.missing else self._checked
-        self._point_at(plain, optioned)
+        plain = first.fn if direct else chain.plain_call
+        return plain, first.fn if direct and not first.missing else chain.call
 
     def _point_at(self, plain: Call, optioned: Call) -> None:
         self._handle.rebind(plain, optioned)
@@ -165,32 +169,26 @@ class Slot:
             return self.donate and self.query is not None and bool(first.proven)
         return True
 
-    def proven(self) -> None:
-        """The bound implementation was tried for the slot's query: no first call on copies."""
+    def proven(self, impl: OpImpl) -> None:
+        """It was tried for the slot's query: where it is bound, no first call on copies."""
         with self.manager.lock:
-            self._candidates[0].proven.add("tried when bound")
-            self._rebind()
+            if self._chain is not None and self._chain.first.impl is impl:
+                self._chain.first.proven.add("tried when bound")
+                self._proved()
+
+    def _proved(self) -> None:
+        """An implementation needs no copies any more: perhaps no check at all."""
+        with self.manager.lock:
+            # A call that began before the last change must not bring its candidates back.
+            if self._chain is not None:
+                self._point_at(*self._functions(self._chain))
 
     # -- calling ------------------------------------------------------------------------------
 
     def _first_call(self, *args: Any, **options: Any) -> Any:
-        self.bind()
+        self._bind()
         # Through the handle, so that a failing implementation is recovered from.
         return self.call(*args, **options)
-
-    def _checked(self, *args: Any, **options: Any) -> Any:
-        return self._run(args, options, {}, self._facts(*args, **options))
-
-    def _checked_plain(self, *args: Any) -> Any:
-        """A call that leaves every option at its default."""
-        key = self._facts(*args)
-        direct = self._direct.get(key)
-        if direct is None:
-            return self._run(args, {}, {}, key)
-        try:
-            return direct(*args)
-        except Exception as error:  # noqa: BLE001  # as in `_run`
-            return self._recover(error, direct, args, {})
 
     def _recover(
         self, error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]
@@ -198,112 +196,11 @@ class Slot:
         """A function in the slot raised: go on with the next candidate, or raise."""
         failed = self._by_fn.get(fn)
         if failed is None:
-            # `_checked` and `_first_call` recover by themselves; what they raise is final.
+            # A chain and `_first_call` recover by themselves; what they raise is final.
             raise error
-        intact = not failed.mutated
-        remember = may_continue(error, failed.impl, strict=self._strict(), inputs_intact=intact)
-        failures = {failed: error if remember else None}
-        return self._run(args, options, failures, self._facts(*args, **options))
+        return (self._chain or self._bind()).recover(error, failed, args, options)
 
-    def _run(
-        self,
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-        failed: dict[Candidate, Exception | None],
-        key: Hashable,
-    ) -> Any:
-        """Call the candidates in order until one answers; `failed` ones have been tried."""
-        first_error = next((error for error in failed.values() if error is not None), None)
-        reasons: dict[str, str] = {}
-        for candidate in self._plan(key, args, options):
-            if candidate in failed:
-                continue
-            if not candidate.impl.empty_ok and self._is_empty(args):
-                return self._empty_answer(args, options)
-            objection = candidate.objection(args)
-            if objection:
-                reasons[candidate.impl.impl_id] = objection
-                continue
-            try:
-                result = candidate.call(args, options, key, self.donate)
-            # Whose fault it is, and what follows, is decided in one place.
-            except Exception as error:  # noqa: BLE001
-                intact = not candidate.mutated or candidate.on_copies(key, self.donate)
-                remember = may_continue(
-                    error, candidate.impl, strict=self._strict(), inputs_intact=intact
-                )
-                failed[candidate] = error if remember else None
-                first_error = first_error or (error if remember else None)
-                if not remember:
-                    reasons[candidate.impl.impl_id] = str(error) or "not this input"
-                continue
-            self._succeeded(candidate, key, failed)
-            return result
-        if first_error is not None:
-            raise first_error
-        raise NoImplementation(self._with_reasons(args, options, reasons))
-
-    def _succeeded(
-        self, candidate: Candidate, key: Hashable, failed: dict[Candidate, Exception | None]
-    ) -> None:
-        new = key not in candidate.proven
-        if new and candidate.mutated:
-            candidate.proven.add(key)
-        for other, error in failed.items():
-            if error is not None:
-                self.manager.remember_failure(other.impl, key, error, candidate.impl)
-        if new and candidate.mutated and candidate is self._candidates[0]:
-            with self.manager.lock:
-                self._rebind()
-
-    # -- what a call looks like ---------------------------------------------------------------
-
-    def _strict(self) -> bool:
-        return (self.policy or self.manager.policy).strict
-
-    def _plan(
-        self, key: Hashable, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[Candidate, ...]:
-        """The candidates that may serve calls with these facts."""
-        plan = self._plans.get(key)
-        if plan is None:
-            reason = self.manager.failures.reason
-            plan = tuple(
-                candidate
-                for candidate in self._candidates
-                if reason(candidate.impl, key) is None and candidate.refusal(args, options) is None
-            )
-            self._plans[key] = plan
-            first = plan[0] if plan else None
-            if first and not (first.limited or first.mutated):
-                self._direct[key] = first.fn
-        return plan
-
-    def _is_empty(self, args: tuple[Any, ...]) -> bool:
-        return bool(self._data) and args[self._data[0]].numel() == 0
-
-    def _empty_answer(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if self.spec.fake is None:
-            raise OpNotSupported(f"{self.spec.name} states no shape function for zero rows")
-        return self.spec.fake(*args, **options)
-
-    def _with_reasons(
-        self, args: tuple[Any, ...], options: dict[str, Any], reasons: dict[str, str]
-    ) -> Resolution:
-        """The resolution with what kept each candidate from this call."""
-        assert self.resolution is not None
-        key = self._facts(*args, **options)
-        for candidate in self._candidates:
-            impl = candidate.impl
-            failure = self.manager.failures.reason(impl, key)
-            why = f"failed earlier: {failure}" if failure else candidate.refusal(args, options)
-            reasons.setdefault(impl.impl_id, why or "does not support this call")
-        return replace(
-            self.resolution,
-            decisions=tuple(
-                replace(d, outcome=Outcome.UNSUPPORTED, reason=reasons.get(d.impl.impl_id, ""))
-                if d.accepted
-                else d
-                for d in self.resolution.decisions
-            ),
-        )
+    def _policy(self) -> SelectionPolicy:
+        """Not that of a scope that happens to be open: it would outlive the scope in here."""
+        policy = self.policy or self.manager.policy
+        return policy.for_mode(self.mode == "opaque")

@@ -154,7 +154,8 @@ class OpImpl:
         max_numel: serves inputs of at most that many elements.
         empty_ok: accepts zero rows; otherwise the core answers those itself.
         mutates: names of the arguments it overwrites; each must be one that the contract donates.
-        traceable: pure torch that a compiler may look into.
+        traceable: pure torch that a compiler may look into; one with data limits is called
+            through its opaque operator all the same, where they can be enforced.
         batch_invariant: a row's result does not depend on the other rows of the batch.
         origin: filled in by the registrar.
     """
@@ -186,6 +187,26 @@ class OpImpl:
             raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
         if self.priority is None:
             object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
+
+    @property
+    def has_data_limits(self) -> bool:
+        """Must the data of each call be looked at, be it for more than zero rows?"""
+        return self.needs_contiguous or self.max_numel is not None
+
+    @property
+    def inlinable(self) -> bool:
+        """May a compiler look into it in place of a call?"""
+        return self.traceable and not self.has_data_limits
+
+    def verdict_on(self, query: Query) -> Verdict:
+        """What `supports` says. Where it raises, that is a no: one plugin's fault stays its own."""
+        if self.supports is None:
+            return Verdict.yes()
+        try:
+            return Verdict.of(self.supports(query), f"does not support {query}")
+        # It may forget that a fact can be unknown, or import what is not there.
+        except Exception as error:  # noqa: BLE001
+            return Verdict.no(f"supports raised {type(error).__name__}: {error}")
 
     def __str__(self) -> str:
         owner = f" of {self.origin}" if self.origin else ""

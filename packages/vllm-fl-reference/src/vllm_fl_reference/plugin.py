@@ -33,8 +33,9 @@ OPERATORS = {
     "fused_experts": "experts",
     "dynamic_per_token_quant_int8": "quantization",
 }
-#: Which experts have tokens decides what runs: nothing that a compiler could trace.
-NOT_TRACEABLE = ("fused_experts",)
+#: Which experts have tokens decides what runs: nothing that a compiler could trace. How a product
+#: of matrices is summed depends on the number of rows: no row of it is independent of the others.
+EXPERTS = "fused_experts"
 
 #: What every machine has.
 DEVICE = DeviceSpec(
@@ -99,8 +100,8 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             load=_loader(module, op_name),
             installed=torch_installed,
             empty_ok=True,
-            traceable=op_name not in NOT_TRACEABLE,
-            batch_invariant=True,
+            traceable=op_name != EXPERTS,
+            batch_invariant=op_name != EXPERTS,
         )
         for op_name, module in OPERATORS.items()
     )

@@ -103,7 +103,7 @@ def variants(
                 call = opaque(manager, spec, inplace=inplace)
                 before = partial(_select, manager, candidate)
                 found.append(Variant(candidate, mode, call, before))
-            elif mode == "compiled" and candidate.impl.traceable:
+            elif mode == "compiled" and candidate.impl.inlinable:
                 compiled = torch.compile(candidate.fn, fullgraph=True)
                 found.append(Variant(candidate, mode, compiled, _nothing))
     return found

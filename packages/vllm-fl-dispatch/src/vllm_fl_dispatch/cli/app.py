@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     name="vllm-fl",
@@ -17,7 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-console = Console()
+#: What is printed is data: the brackets of `rms_norm[vendor.acme]` are no markup.
+console = Console(markup=False)
 #: For what is not the answer: progress.
 asides = Console(stderr=True)
 
@@ -33,9 +36,14 @@ def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
         console.print(table)
 
 
-def table(title: str, *columns: str) -> Table:
-    """A table in the house style."""
+def table(title: str, *columns: str, wrap: Collection[str] = ()) -> Table:
+    """A table in the house style; where it is too wide, the columns in `wrap` give way."""
     made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column not in wrap, min_width=len(column))
     return made
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Text of parts that may each have a style; brackets are no markup."""
+    return Text.assemble(*parts)

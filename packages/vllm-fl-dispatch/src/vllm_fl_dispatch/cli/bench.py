@@ -91,7 +91,7 @@ def bench(
         *_not_measured(figures),
     ]
     ops = dict.fromkeys(figure.op for figure in figures if figure.time is not None)
-    show(as_json, data, *(_table(name, figures, ceiling) for name in ops), *map(_plain, lines))
+    show(as_json, data, *(_table(name, figures, ceiling) for name in ops), *lines)
     if plot is not None:
         from vllm_fl_dispatch.benching.plot import plot as draw
 
@@ -193,7 +193,7 @@ def surroundings(setting: Setting) -> dict[str, Any]:
 
 def _table(op: str, figures: Sequence[Figure], ceiling: float) -> Any:
     made = table(op, "tokens", "implementation", "time µs", "p10..p90", "host µs", "GB/s",
-                 "of a copy", "ratio", "")  # fmt: skip
+                 "of a copy", "ratio", "", wrap=["implementation", ""])  # fmt: skip
     before = None
     for figure in figures:
         if figure.op != op or figure.time is None:
@@ -222,10 +222,3 @@ def _not_measured(figures: Sequence[Figure]) -> Iterator[str]:
             concerned.setdefault((figure.variant, figure.note), {})[figure.op] = None
     for (variant, note), ops in concerned.items():
         yield f"not measured: {variant or 'all'} of {', '.join(ops)}: {note}"
-
-
-def _plain(text: str) -> Any:
-    """Text in which brackets are no markup."""
-    from rich.text import Text
-
-    return Text(text)

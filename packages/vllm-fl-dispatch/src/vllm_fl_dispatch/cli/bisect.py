@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.text import Text
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.bisecting.policies import Choices, Order
 from vllm_fl_dispatch.bisecting.search import Culprits, culprits
 from vllm_fl_dispatch.bisecting.trials import Trial, Trials
-from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, styled, table
 from vllm_fl_dispatch.config.environment import parsed, read
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
@@ -74,10 +75,11 @@ def bisect(
     raise typer.Exit(code)
 
 
-def _line(trial: Trial, everything: tuple[str, ...], against: str) -> str:
+def _line(trial: Trial, everything: tuple[str, ...], against: str) -> Text:
     names = "all" if trial.on == everything else ", ".join(trial.on) or "none"
-    verdict = "[red]fails[/]" if trial.failed else "[green]passes[/]"
-    return f"run {trial.number}: {verdict}, {trial.seconds:.1f} s; not on {against}: {names}"
+    verdict = ("fails", "red") if trial.failed else ("passes", "green")
+    rest = f", {trial.seconds:.1f} s; not on {against}: {names}"
+    return styled(f"run {trial.number}: ", verdict, rest)
 
 
 def _print(
@@ -90,8 +92,9 @@ def _print(
 ) -> None:
     against = "|".join(choices.against)
     made = table(
-        "Runs", "run", "as at present", f"on {against}", "exit code", "seconds", "verdict", "output"
-    )
+        "Runs", "run", "as at present", f"on {against}", "exit code", "seconds", "verdict",
+        "output", wrap=["as at present", f"on {against}"],
+    )  # fmt: skip
     for trial in trials:
         off = [op for op in choices.present if op not in trial.on]
         made.add_row(
@@ -107,12 +110,13 @@ def _print(
         "runs": [trial.as_dict() for trial in trials],
     }
     remedy: list[str] = []
+    lines: list[str | Text]
     if found is None:
         lines = [_nothing_found(code, against)]
     else:
         remedy, settings = _remedy(choices, found.avoid)
         data |= {"culprits": found.sets, "avoid": found.avoid, **settings}
-        lines = [f"[bold red]{_named(each)}[/] makes it fail" for each in found.sets]
+        lines = [styled((_named(each), "bold red"), " makes it fail") for each in found.sets]
         lines.append("This avoids the fault, and the shadow shows the layer where it begins:")
         accused = dict.fromkeys((op for each in found.sets for op in each), choices.against)
         remedy.append(f'VLLM_FL_SHADOW="{_spelled(accused)}"')

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.config.effective import policy_from_file
 from vllm_fl_dispatch.explain import policy_settings
 from vllm_fl_dispatch.policy import SelectionPolicy
@@ -54,8 +54,8 @@ def schema() -> None:
 
 def _print(policy: SelectionPolicy, as_json: bool, warnings: list[str] | None = None) -> None:
     settings = policy_settings(policy)
-    made = table("Settings", "setting", "value", "from")
+    made = table("Settings", "setting", "value", "from", wrap=["value", "from"])
     for setting in settings:
         made.add_row(setting.name, setting.value, setting.origin)
     data = {"settings": [vars(setting) for setting in settings], "warnings": warnings or []}
-    show(as_json, data, made, *(f"[yellow]{text}[/]" for text in warnings or []))
+    show(as_json, data, made, *(styled((text, "yellow")) for text in warnings or []))

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from vllm_fl_dispatch.api import get_default_manager, set_global_policy
-from vllm_fl_dispatch.cli.app import AsJson, app, console, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, console, show, styled, table
 from vllm_fl_dispatch.config.values import parse_per_op
 from vllm_fl_dispatch.logger_manager import set_log_level
 from vllm_fl_dispatch.policy import SelectionPolicy
 
-QUESTIONS = ("What is the capital of France?", "What is the largest planet of the solar system?")
+QUESTIONS = ("What is the capital of France?", "How many days are there in a week?")
 #: What the demo shows when nothing else is asked for: dispatched implementations, not stock.
 DISPATCHED = "flagos|vendor|reference"
 
@@ -62,7 +62,7 @@ def demo(
     for row in rows:
         calls = str(row.calls) if not compiled or row.mode == "opaque" else "(traced)"
         made.add_row(row.op, row.impl_id, row.kind, row.mode, str(row.layers), calls)
-    lines = [f"[bold]{q}[/]\n  {a}" for q, a in zip(questions, answers, strict=True)]
+    lines = [styled((q, "bold"), f"\n  {a}") for q, a in zip(questions, answers, strict=True)]
     data = {"answers": answers, "report": manager.report.as_dicts()}
     show(as_json, data, *lines, made)
     if not rows:
@@ -90,7 +90,7 @@ def _ask(model: str, questions: list[str], *, compiled: bool, dtype: Any) -> lis
     started = time.perf_counter()
 
     def step(text: str) -> None:
-        console.print(f"[dim]{time.perf_counter() - started:6.1f} s  {text}[/]")
+        console.print(f"{time.perf_counter() - started:6.1f} s  {text}", style="dim")
 
     with console.status("importing vLLM"):
         import vllm

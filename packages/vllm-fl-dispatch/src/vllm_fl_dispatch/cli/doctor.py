@@ -18,11 +18,11 @@ def doctor(as_json: AsJson = False) -> None:
     found = diagnose(get_default_manager())
     tables = []
     for section, rows in found.sections.items():
-        made = table(section, "what", "found")
+        made = table(section, "what", "found", wrap=["what", "found"])
         for what, value in rows or [("(nothing)", "")]:
             made.add_row(what, value)
         tables.append(made)
-    problems = table("problems", "")
+    problems = table("problems", "", wrap=[""])
     for problem in found.problems:
         problems.add_row(problem, style="red")
     if not found.problems:

@@ -10,7 +10,7 @@ import yaml
 
 from vllm_fl_dispatch import explain as explaining
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.errors import PolicyError
 
 
@@ -46,24 +46,22 @@ def explain(
     candidates = table(
         f"{found.signature}\norder: {'|'.join(resolution.order)}, from {resolution.order_origin}",
         "implementation",
-        "kind",
-        "from",
-        "compiled",
         "decision",
+        "compiled",
         "reason",
+        wrap=["reason"],
     )
     for decision in resolution.decisions:
         impl = decision.impl
+        source = "vLLM" if impl.impl_id == "stock" else str(impl.origin or "code")
+        style = "bold green" if impl is selected else "" if decision.accepted else "dim"
         candidates.add_row(
-            impl.impl_id,
-            impl.kind.value,
-            "vLLM" if impl.impl_id == "stock" else str(impl.origin or "code"),
+            styled((impl.impl_id, style), "\n", (source, "dim")),
+            styled((decision.outcome.value, style)),
             explaining.compiled_mode(impl),
-            decision.outcome.value,
             decision.reason,
-            style="bold green" if impl is selected else None if decision.accepted else "dim",
         )
-    settings = table("Settings", "setting", "value", "from")
+    settings = table("Settings", "setting", "value", "from", wrap=["value", "from"])
     for setting in found.settings:
         settings.add_row(setting.name, setting.value, setting.origin)
     notes = [resolution.note] if resolution.note else []

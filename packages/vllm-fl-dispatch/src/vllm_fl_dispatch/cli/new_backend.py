@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_fl_dispatch.cli.app import AsJson, app, show
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled
 from vllm_fl_dispatch.scaffold import write_backend
 
 
@@ -23,7 +23,7 @@ def new_backend(
     show(
         as_json,
         {"folder": str(folder), "files": written},
-        f"[bold]{folder}[/]",
+        styled((str(folder), "bold")),
         *(f"  {path}" for path in written),
         f"\nNext: cd {folder} && nox -s tests    (README.md tells the rest)",
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.plugins import PluginRecord
 
 _STYLES = {"loaded": "green", "broken": "bold red", "disabled": "dim"}
@@ -23,14 +23,12 @@ def plugins(
     """List every plugin: from where, loaded or broken, how many implementations it added."""
     manager = get_default_manager()
     manager.ensure_built()
-    made = table("Plugins", "plugin", "from", "target", "status", "implementations", "error")
+    made = table("Plugins", "plugin", "from", "status", "operators", "error", wrap=["error"])
     for record in manager.records:
-        style = _STYLES[record.status]
         made.add_row(
             record.name,
-            str(record.source.origin),
-            record.source.target,
-            f"[{style}]{record.status}[/]",
+            styled(str(record.source.origin), "\n", (record.source.target, "dim")),
+            styled((record.status, _STYLES[record.status])),
             str(record.impl_count),
             record.error,
         )

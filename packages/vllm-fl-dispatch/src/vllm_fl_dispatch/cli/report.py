@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
 from vllm_fl_dispatch import report_files
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 
 
 @app.command()
@@ -21,9 +22,10 @@ def report(
     reports = report_files.read(folder)
     made = table(
         "What ran", "rank", "process", "operator", "implementation", "kind", "mode", "layers",
-        "calls", "failures",
+        "calls", "failures", wrap=["process"],
     )  # fmt: skip
-    deviations, lines = _deviations(), []
+    deviations = _deviations()
+    lines: list[RenderableType] = []
     for each in reports:
         rank = "" if each["rank"] is None else str(each["rank"])
         process = f"{each['host']} {each['pid']}"
@@ -33,9 +35,7 @@ def report(
                 str(row["layers"]), str(row["calls"]), str(row["failures"] or ""),
             )  # fmt: skip
         lines += [
-            f"[yellow]{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}[/]".replace(
-                "[" + f["impl_id"], r"\[" + f["impl_id"]
-            )
+            styled((f"{process}: {f['op']}[{f['impl_id']}] failed: {f['error']}", "yellow"))
             for f in each["failures"]
         ]
         lines += _add_deviations(deviations, (rank, process), each.get("shadow", []))
@@ -53,6 +53,7 @@ def _deviations() -> Table:
         "What deviates from its shadow, in the order in which it was seen", "rank", "process",
         "operator", "layer", "implementation", "beside", "tolerance", "first", "largest",
         "arguments of the first",
+        wrap=["process", "layer", "first", "largest", "arguments of the first"],
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def tune(
     text = document(_head(around), _measured_on(around), tuned)
     if output is not None:
         output.write_text(text, encoding="utf-8")
-    made = table("Tuned", "operator", "eager", "compiled", "")
+    made = table("Tuned", "operator", "eager", "compiled", "", wrap=["eager", "compiled", ""])
     for each in tuned:
         orders = ["|".join(c.order) if c else "" for c in (each.eager, each.compiled)]
         made.add_row(each.op, *orders, each.note)

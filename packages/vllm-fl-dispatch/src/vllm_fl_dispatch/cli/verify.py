@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress
 
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, console, show, table
+from vllm_fl_dispatch.cli.app import AsJson, app, console, show, styled, table
 
 #: heading -> outcome
 _COUNTS = {"pass": "passed", "unsup.": "unsupported", "skip": "skipped", "fail": "failed"}
@@ -57,8 +57,6 @@ def verify(
                 progress.advance(task)
     rows = [_row(subject, of) for subject, of in results]
     made = table(f"Conformance on {device}", "operator", "implementation", "max ulp", *_COUNTS)
-    for column in made.columns[:2]:
-        column.no_wrap = True
     for row in rows:
         counts = [str(row[name] or "") for name in _COUNTS.values()]
         style = "red" if row["failed"] else None
@@ -66,7 +64,7 @@ def verify(
     failed = [each for _, of in results for each in of if each.outcome is Outcome.FAILED]
     untested = Counter((each.impl.impl_id, each.reason) for each in absent)
     notes = [
-        f"[dim]{impl_id} is not tested ({count} operators): {reason}[/]"
+        styled((f"{impl_id} is not tested ({count} operators): {reason}", "dim"))
         for (impl_id, reason), count in untested.items()
     ]
     show(
@@ -110,4 +108,4 @@ def _explain_smallest(failed: list[Any]) -> None:
         smallest.setdefault(str(result.subject), result)
     for result in smallest.values():
         console.print()
-        console.print(explanation(result), markup=False, highlight=False, soft_wrap=True)
+        console.print(explanation(result), highlight=False, soft_wrap=True)

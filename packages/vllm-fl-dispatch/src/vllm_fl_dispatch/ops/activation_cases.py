@@ -73,6 +73,7 @@ _INPUTS: dict[str, Callable[[Maker, str], torch.Tensor]] = {
     "column-stride": lambda m, dtype: m.normal(5, 4 * 96, dtype=dtype)[:, ::2],
     "transposed": lambda m, dtype: m.normal(2 * 64, 9, dtype=dtype).T,
     "zero-rows": lambda m, dtype: m.normal(0, 2 * 32, dtype=dtype),
+    "zero-rows-3d": lambda m, dtype: m.normal(3, 0, 2 * 20, dtype=dtype),
     "extremes": _extremes,
 }
 #: Where the activation does not cancel, and torch's own is right on every device.

@@ -67,6 +67,7 @@ _INPUTS: dict[str, Any] = {
     "tiny": lambda m, dtype: m.normal(4, 64, dtype=dtype, scale=1e-4),
     "row-of-zeros": lambda m, dtype: m.normal(3, 64, dtype=dtype) * m.of([1, 0, 1], dtype)[:, None],
     "zero-rows": lambda m, dtype: m.normal(0, 64, dtype=dtype),
+    "zero-rows-3d": lambda m, dtype: m.normal(3, 0, 40, dtype=dtype),
 }
 
 

@@ -47,6 +47,7 @@ class Shadow:
         #: Called when a layer deviates for the first time.
         self.on_deviation: Callable[[], object] | None = None
         self._rows: dict[tuple[Any, ...], Row] = {}
+        #: What compares the calls of no particular layer, whichever slot they go through.
         self._comparing: dict[tuple[Any, ...], Call] = {}
         self._deviating = 0
         named = "; ".join(f"{op}={'|'.join(order)}" for op, order in orders.items())
@@ -80,7 +81,7 @@ class Shadow:
         layer: weakref.ref[Any] | None = None,
         stock: Call | None = None,
     ) -> Call:
-        """`fn`, or where this operator is shadowed, one function that compares and calls it.
+        """`fn`, or where this operator is shadowed, a function that compares and calls it.
 
         Args:
             layer: whose calls these are, where they are those of one layer.
@@ -88,13 +89,15 @@ class Shadow:
         """
         if self.order_for(spec.name) is None:
             return fn
-        key = (spec.name, impl.impl_id, mode, fn, layer)
-        if key not in self._comparing:
-            from vllm_fl_dispatch.shadow.comparing import Comparison
+        from vllm_fl_dispatch.shadow.comparing import Comparison
 
-            comparison = Comparison(self, spec, impl, mode, fn, layer, stock)
-            self._comparing[key] = comparison.call
-        return self._comparing[key]
+        key = (spec.name, impl.impl_id, mode, fn)
+        if layer is None and key in self._comparing:
+            return self._comparing[key]
+        compare = Comparison(self, spec, impl, mode, fn, layer, stock).call
+        if layer is None:
+            self._comparing[key] = compare
+        return compare
 
     def candidates(self, spec: OpSpec, impl: OpImpl, stock: Call | None) -> tuple[Candidate, ...]:
         """What may run beside an implementation, in order; a warning says so if nothing can."""

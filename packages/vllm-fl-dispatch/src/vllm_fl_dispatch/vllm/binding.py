@@ -6,6 +6,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_fl_dispatch.contracts import missing_options
 from vllm_fl_dispatch.errors import NoImplementation
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
@@ -98,15 +99,14 @@ class Binder:
             refused[impl.impl_id] = failure
         manager.announce(spec, resolution, impl)
         if self._compiled:
-            return self._compiled_call(spec, impl, fn, native)
+            return self._compiled_call(spec, impl, fn, native, options)
         # The policy of an open scope stays with the layer; the process-wide one is followed.
         own_policy = None if policy is manager.policy else policy
         slot = manager.new_slot(
             spec, query=query, policy=own_policy, stock=stock, refused=refused, layer=self._layer
         )
         slot.bind()
-        if slot.current_impl is impl:
-            slot.proven()
+        slot.proven(impl)
         return Bound(slot.call if options else slot.plain_call, impl, "eager")
 
     def _stock(self, impl: OpImpl, stock: Call) -> Bound:
@@ -117,13 +117,21 @@ class Binder:
             )
         return Bound(stock, impl, "stock")
 
-    def _compiled_call(self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None) -> Bound:
+    def _compiled_call(
+        self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None, options: bool
+    ) -> Bound:
         if impl.impl_id == NATIVE and native is not None:
             return Bound(native, impl, "inlined")
-        if impl.traceable:
+        # Options that it lacks are lowered behind the opaque operator only.
+        if impl.inlinable and not (options and missing_options(spec, fn)):
             return Bound(fn, impl, "inlined")
         from vllm_fl_dispatch.torch_ops import opaque
 
+        if self._manager.current_policy() is not self._manager.policy:
+            logger.warning_once(
+                f"{spec.name}: a layer was built under a policy scope, which does not reach the "
+                "opaque operator of compiled code: that follows the policy of the process"
+            )
         inplace = bool(impl.mutates) and spec.inplace_schema is not None
         logger.warning_once(
             f"{spec.name}: {impl.impl_id} is called through an opaque operator in compiled code; "

@@ -30,9 +30,19 @@ def selection(manager: OpManager) -> dict[str, list[str]]:
     return found
 
 
+def chosen(manager: OpManager) -> dict[str, list[str]]:
+    """The selection, and what layers were bound to: one that failed when it was tried is not what
+    the selection says."""
+    found = selection(manager)
+    for row in manager.report.rows():
+        if row.layers:
+            found.setdefault(f"{row.op} in layers", []).append(f"{row.impl_id} {row.mode}")
+    return found
+
+
 def fingerprint(manager: OpManager) -> str:
-    """A digest of the selection; equal where and only where the same code would run."""
-    text = json.dumps(selection(manager), sort_keys=True)
+    """A digest of what was chosen; vLLM asks for it when the layers are built."""
+    text = json.dumps(chosen(manager), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -21,7 +21,7 @@ from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.vllm import compat_ranks
-from vllm_fl_dispatch.vllm.fingerprint import selection
+from vllm_fl_dispatch.vllm.fingerprint import chosen
 
 logger = get_logger(__name__)
 
@@ -87,15 +87,6 @@ def timeout() -> float:
     """Seconds, see `STAGES`."""
     value = environment.read("VLLM_FL_RANK_TIMEOUT")
     return DEFAULT_TIMEOUT if value is None else environment.parse_seconds(value)
-
-
-def chosen(manager: OpManager) -> dict[str, list[str]]:
-    """operator -> implementations in the order they are tried, and what layers were bound to."""
-    found = dict(selection(manager))
-    for row in manager.report.rows():
-        if row.layers:
-            found.setdefault(f"{row.op} in layers", []).append(f"{row.impl_id} {row.mode}")
-    return found
 
 
 def compare(manager: OpManager, group: compat_ranks.Group, stage: str, seconds: float) -> None:

@@ -24,7 +24,7 @@ def make_silu_and_mul() -> Call:
         gate, up, out = _halves(x)
         if out.numel():
             kernel(gate, up, out)
-        return out.view(*x.shape[:-1], -1) if x.dim() != 2 else out
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[1])
 
     return silu_and_mul
 
@@ -45,7 +45,7 @@ def make_gelu_and_mul() -> Call:
         gate, up, out = _halves(x)
         if out.numel():
             kernels[approximate](gate, up, out)
-        return out.view(*x.shape[:-1], -1) if x.dim() != 2 else out
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[1])
 
     return gelu_and_mul
 
@@ -63,7 +63,7 @@ def make_silu_and_mul_with_clamp() -> Call:
         gate, up, out = _halves(x)
         if out.numel():
             kernel(gate, up, out, limit)
-        return out.view(*x.shape[:-1], -1) if x.dim() != 2 else out
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[1])
 
     return silu_and_mul_with_clamp
 

@@ -37,9 +37,10 @@ def install() -> None:
         return
 
     @functools.wraps(own)
-    def init_device(self: Any) -> None:
-        own(self)
+    def init_device(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
         replace()
+        return result
 
     init_device.fl_aten = True  # type: ignore[attr-defined]  # the mark
     WorkerWrapperBase.init_device = init_device

@@ -16,6 +16,9 @@ import torch
 #: Query-key pairs in one piece, per head. It bounds the memory of masks and scores: 8 MiB for a
 #: float32 mask, that times the number of heads for float32 scores.
 MAX_PAIRS = 1 << 21
+#: As many pairs a key counts for at least: the keys and values of a piece are gathered, which in
+#: decoding takes far more memory than the scores.
+PAIRS_PER_KEY = 16
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _cuts(
     """(requests, first new token, last new token + 1): parts of a group that are small enough."""
     new = max(starts[r + 1] - starts[r] for r in requests)
     keys = max(1, *(lengths[r] for r in requests))
-    together = max(1, max_pairs // (new * keys))
+    together = max(1, max_pairs // (max(new, PAIRS_PER_KEY) * keys))
     rows = max(1, max_pairs // keys)
     for i in range(0, len(requests), together):
         for first in range(0, new, rows):
