@@ -75,7 +75,8 @@ def pack(files: Iterable[Member], target: Path, limit: int) -> list[dict[str, An
 
 def _blocks(files: Iterable[Member]) -> Iterator[bytes]:
     """Runs of members of a tar, without its end."""
-    buffer, opened = io.BytesIO(), {}
+    buffer = io.BytesIO()
+    opened: dict[Path, zipfile.ZipFile] = {}
     for file in files:
         archive = opened.get(file.wheel)
         if archive is None:
@@ -101,7 +102,7 @@ class _Pieces:
 
     def __init__(self, target: Path, limit: int) -> None:
         self._target, self._limit = target, limit
-        self._pieces: list[bytearray | dict[str, Any]] = []
+        self._pieces: list[dict[str, Any]] = []
         self._current = bytearray()
 
     def write(self, data: bytes) -> None:
@@ -118,8 +119,7 @@ class _Pieces:
 
     def close(self) -> list[dict[str, Any]]:
         self._put(self._current)
-        pieces: list[dict[str, Any]] = list(self._pieces)  # type: ignore[arg-type]
-        if len(pieces) == 1:
-            self._target.with_name(pieces[0]["name"]).rename(self._target)
-            pieces[0]["name"] = self._target.name
-        return pieces
+        if len(self._pieces) == 1:
+            self._target.with_name(self._pieces[0]["name"]).rename(self._target)
+            self._pieces[0]["name"] = self._target.name
+        return self._pieces

@@ -76,7 +76,8 @@ class Bundle:
 
     def add(self, name: str, wheels: Iterable[Path]) -> None:
         """An archive of wheels."""
-        wheels, kept, dropped = list(wheels), {}, Counter[left_out.Files]()
+        wheels, dropped = list(wheels), Counter[left_out.Files]()
+        kept: dict[str, archive.Member] = {}
         for member in sorted(archive.members(wheels)):
             row = left_out.file(member.name, python=self.target.python, chip=self.chip)
             if row:

@@ -1,4 +1,4 @@
-"""Makes the modules of the tools importable, and tiny wheels."""
+"""Makes the modules of `bundle/` importable, and tiny wheels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tools" / "bundle"), str(ROOT / "tests-integration" / "tools")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "bundle"))
 
 Wheel = Callable[..., Path]
 
