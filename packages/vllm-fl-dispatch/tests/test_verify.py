@@ -142,7 +142,7 @@ def test_a_wrong_question_is_answered_before_anything_runs(
 
 
 KILLS = PLUGIN.replace(
-    "    gate, up", "    import os\n    if x.ndim == 3: os.abort()\n    gate, up"
+    "    gate, up", "    import os\n    if x.ndim == 3 and x.numel(): os.abort()\n    gate, up"
 )
 
 
