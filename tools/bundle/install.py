@@ -121,15 +121,20 @@ def installed(target: Path) -> dict[str, Any]:
     return found
 
 
-def install(target: Path, *, anyway: bool = False) -> list[Path]:
-    """Verify and unpack everything; returns the folders for PYTHONPATH.
+def install(target: Path, *, only: list[str] | None = None, anyway: bool = False) -> list[Path]:
+    """Verify and unpack archives; returns the folders for PYTHONPATH.
+
+    Args:
+        only: names of archives; None: all.
+        anyway: even if the machine is another one.
 
     Raises:
         SystemExit: pieces are missing or damaged, or the machine is another one.
     """
     manifest = json.loads((HERE / MANIFEST).read_text())
     have = installed(target)
-    new = {n: a for n, a in manifest["archives"].items() if have.get(n) != a}
+    wanted = {n: a for n, a in manifest["archives"].items() if n in (only or [n])}
+    new = {name: archive for name, archive in wanted.items() if have.get(name) != archive}
     faults = [line for archive in new.values() for line in damages(HERE, archive)]
     if faults:
         raise SystemExit("\n".join(["the bundle is not whole:", *faults]))
@@ -142,13 +147,14 @@ def install(target: Path, *, anyway: bool = False) -> list[Path]:
         unpack(HERE, archive, target / name)
         have[name] = archive
         (target / MANIFEST).write_text(json.dumps(have, indent=1))
-    return [(target / name).resolve() for name in manifest["archives"]]
+    return [(target / name).resolve() for name in manifest["archives"] if name in have]
 
 
 def main() -> None:
     """Install, and say what to set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to, a new folder")
+    parser.add_argument("--only", nargs="+", metavar="ARCHIVE", help="what has arrived so far")
     parser.add_argument("--anyway", action="store_true", help="even if the machine is another one")
     parser.add_argument(
         "--empty",
@@ -157,7 +163,7 @@ def main() -> None:
         help="also make a vLLM without its compiled modules here, of links",
     )
     options = parser.parse_args()
-    folders = install(options.folder, anyway=options.anyway)
+    folders = install(options.folder, only=options.only, anyway=options.anyway)
     if options.empty:
         import vllm_tree
 

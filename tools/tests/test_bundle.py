@@ -232,6 +232,21 @@ def test_a_renewed_archive_replaces_the_old_one(bundle: Path, wheel: Any, tmp_pa
     assert not list(bundle.glob("vllm.tar.xz.*"))
 
 
+def test_what_has_arrived_can_be_used_already(bundle: Path, wheel: Any, tmp_path: Path) -> None:
+    made = make.Bundle(bundle, TARGET, None, LIMIT)
+    made.manifest = json.loads((bundle / "manifest.json").read_text())
+    made.add("more", [wheel("extra")])
+    made.write()
+    arriving = (bundle / "more.tar.xz").rename(tmp_path / "more.tar.xz")
+    target = tmp_path / "target"
+    assert "more.tar.xz: missing" in run(bundle, target).stderr
+    done = run(bundle, target, "--only", "vllm")
+    assert done.stdout == f"export PYTHONPATH={target / 'vllm'}\n", done.stderr
+    arriving.rename(bundle / "more.tar.xz")
+    done = run(bundle, target, "--only", "more")
+    assert done.stdout == f"export PYTHONPATH={target / 'vllm'}:{target / 'more'}\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
