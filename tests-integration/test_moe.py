@@ -13,9 +13,9 @@ from vllm.model_executor.layers.fused_moe.router import router_factory
 from vllm_fl_dispatch import SelectionPolicy, api
 from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.vllm.layers import Dispatched
-from vllm_fl_dispatch.vllm.moe_layers import GroupedTopKLayer, RouterLayer, TopKLayer
 from vllm_fl_dispatch.vllm.plugin import activate
 from vllm_fl_dispatch.vllm.replaceable import replaceable
+from vllm_fl_dispatch.vllm.routers import GroupedTopKLayer, RouterLayer, TopKLayer
 
 from .conftest import Run, served
 

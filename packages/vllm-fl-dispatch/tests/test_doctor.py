@@ -88,6 +88,8 @@ def test_a_misfit_and_an_orphan(distribution: Callable[..., Path]) -> None:
     [
         ("VLLM_FL_PREFFER", "vendor", "did you mean VLLM_FL_PREFER?"),
         ("VLLM_FL_PREFER", "vendro", "configuration: VLLM_FL_PREFER: 'vendro'"),
+        ("VLLM_FL_ENABLED", "maybe", "configuration: VLLM_FL_ENABLED: 'maybe'"),
+        ("VLLM_FL_RANK_TIMEOUT", "soon", "VLLM_FL_RANK_TIMEOUT='soon' is not accepted"),
         ("VLLM_PLUGINS", "other", "does not name 'fl'"),
     ],
 )
@@ -97,6 +99,7 @@ def test_settings_that_do_not_do_what_they_seem_to(
     code, data = doctor(**{variable: value})
     assert code == 1
     assert expected in problem(data, expected)
+    assert not [each for each in data["problems"] if "is broken" in each]
 
 
 def test_a_malformed_file_of_a_stranger(distribution: Callable[..., Path]) -> None:

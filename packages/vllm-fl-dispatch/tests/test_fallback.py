@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -312,12 +313,16 @@ def test_whose_fault_it_is() -> None:
             judge(torch.AcceleratorError("lost"))
 
 
+@pytest.mark.parametrize("device", ["cuda", "npu"])
 @pytest.mark.parametrize(("initialized", "capturing"), [(True, True), (True, False), (False, True)])
 def test_nothing_goes_on_while_a_stream_is_capturing(
-    monkeypatch: pytest.MonkeyPatch, initialized: bool, capturing: bool
+    monkeypatch: pytest.MonkeyPatch, device: str, initialized: bool, capturing: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    # torch_npu adds a module like that of CUDA to torch.
+    module = SimpleNamespace(
+        is_initialized=lambda: initialized, is_current_stream_capturing=lambda: capturing
+    )
+    monkeypatch.setattr(torch, device, module, raising=False)
     if initialized and capturing:
         with pytest.raises(ValueError, match="no"):
             may_continue(ValueError("no"), impl("vendor.a"), strict=False, inputs_intact=True)

@@ -15,6 +15,7 @@ from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
 from vllm_fl_dispatch.testing.reproduce import described, snippet
+from vllm_fl_dispatch.testing.structure import predicate_bears_what_is_not_known
 from vllm_fl_dispatch.types import OpSpec
 
 from .conftest import impl
@@ -95,6 +96,19 @@ def test_what_is_declared_unsupported_is_not_a_pass() -> None:
         raise OpNotSupported("odd width")
 
     assert verdict("float32-odd-width", fn=declines).message == "odd width"
+
+
+def test_a_predicate_that_needs_every_fact_is_caught() -> None:
+    def even(query: Any) -> bool:
+        return bool(query.last_dim % 2 == 0)
+
+    def bears(query: Any) -> bool:
+        return query.last_dim is None or even(query)
+
+    check = predicate_bears_what_is_not_known
+    check(subject("silu_and_mul", silu_and_mul, supports=bears))
+    with pytest.raises(TypeError):
+        check(subject("silu_and_mul", silu_and_mul, supports=even))
 
 
 def test_an_option_that_an_implementation_lacks_is_unsupported_or_lowered() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ def test_a_failure_leaves_what_was_compiled_for_other_operators(make_manager: An
     assert compiled(X).eq(3).all()
 
 
+def test_two_that_share_a_function_are_both_passed_over_when_it_fails(make_manager: Any) -> None:
+    calls = []
+
+    def shared(x: Any) -> str:
+        calls.append(x)
+        raise RuntimeError("no symbol")
+
+    manager = make_manager(
+        impl("vendor.acme", shared), impl("vendor.other", shared), impl("reference.torch")
+    )
+    op = manager.get_op("silu_and_mul")
+    assert [op(X), op(X)] == ["reference.torch"] * 2
+    assert len(calls) == 2
+    assert {f.impl_id for f in manager.failures.all()} == {"vendor.acme", "vendor.other"}
+
+
 def test_slots_are_made_while_nobody_goes_through_them(make_manager: Any) -> None:
     manager = make_manager(impl("vendor.acme"))
     spec = manager.registry.spec("silu_and_mul")
@@ -95,6 +112,28 @@ def test_slots_are_made_while_nobody_goes_through_them(make_manager: Any) -> Non
         thread.join(0.2)
         assert thread.is_alive()
     thread.join()
+
+
+def test_scopes_that_come_and_go_leave_nothing_behind(
+    make_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_FL_SHADOW", "silu_and_mul=reference")
+    monkeypatch.setenv("VLLM_FL_SHADOW_SAMPLE", "first=0;every=0")
+    manager = make_manager(impl("vendor.acme"), impl("reference.torch"))
+    manager.report.enabled = True
+    op = manager.get_op("silu_and_mul")
+
+    def functions() -> int:
+        with scoped(manager, prefer="vendor"):
+            op(X)
+        gc.collect()
+        return sum(type(each) in (FunctionType, MethodType) for each in gc.get_objects())
+
+    functions()
+    before = functions()
+    for _ in range(20):
+        functions()
+    assert functions() - before < 20
 
 
 @pytest.mark.parametrize("shadowed", [False, True])

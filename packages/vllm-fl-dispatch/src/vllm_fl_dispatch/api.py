@@ -42,7 +42,7 @@ def get_op(op_name: str) -> Call:
 
     It follows every later change of policy, registry and failures. Nothing is discovered before
     its first call; an unknown name is an `UnknownOp` that names the nearest one. Call it once
-    before a compiler traces it: discovery cannot be traced.
+    before a compiler traces it, and again after a change: binding cannot be traced.
     """
     return get_default_manager().get_op(op_name)
 

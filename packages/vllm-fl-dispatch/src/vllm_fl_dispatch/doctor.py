@@ -61,6 +61,9 @@ def diagnose(manager: OpManager) -> Diagnosis:
     ]
     found.sections["vLLM will see"] = list(_vllm(scan))
     found.problems += _problems(manager, scan)
+    # The configuration may have been refused for one of them, with the same words.
+    misread = filter(None, map(_misread, environment.VARIABLES))
+    found.problems = list(dict.fromkeys([*found.problems, *misread]))
     return found
 
 
@@ -73,7 +76,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _vllm(scan: discovery.Scan) -> Iterator[tuple[str, str]]:
-    yield "plugin switched on", "yes" if _switched_on() else "no (VLLM_FL_ENABLED)"
+    yield "plugin switched on", _switched_on()
     chosen = os.environ.get("VLLM_PLUGINS")
     for entry in scan.vllm_entry_points:
         loads = chosen is None or entry.name in parse_names(chosen)
@@ -81,11 +84,20 @@ def _vllm(scan: discovery.Scan) -> Iterator[tuple[str, str]]:
         yield f"{entry.name} of {entry.origin}", f"{entry.target}, {state}"
 
 
-def _switched_on() -> bool:
+def _switched_on() -> str:
     try:
-        return environment.enabled()
+        return "yes" if environment.enabled() else "no (VLLM_FL_ENABLED)"
     except PolicyError:
-        return True
+        return "no: its switch is not understood"
+
+
+def _misread(variable: environment.Variable) -> str | None:
+    """What is wrong with its value; some are read only when something is served."""
+    try:
+        environment.parsed(variable.name)
+    except PolicyError as error:
+        return f"configuration: {error}"
+    return None
 
 
 def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:

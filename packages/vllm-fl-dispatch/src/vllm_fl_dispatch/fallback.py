@@ -126,9 +126,8 @@ def is_device_trouble(error: Exception) -> bool:
 def capturing() -> bool:
     """Is the current stream of the device recording a graph?"""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    return bool(torch.cuda.is_current_stream_capturing())
+    modules = (getattr(torch, name, None) for name in ("cuda", "npu"))
+    return any(m.is_initialized() and m.is_current_stream_capturing() for m in modules if m)
 
 
 def copy_arguments(

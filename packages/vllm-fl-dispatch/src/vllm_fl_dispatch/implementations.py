@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from vllm_fl_dispatch.config.environment import switch
 from vllm_fl_dispatch.contracts import check_contract, lowered
 from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.resolution import Facts
 from vllm_fl_dispatch.selectors import Spec
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
 
@@ -33,6 +37,30 @@ class Implementations:
                 verdict = Verdict.no(f"{type(error).__name__} while asking: {error}")
             self._verdicts[where] = verdict
         return self._verdicts[where]
+
+    def facts(
+        self,
+        impls: Iterable[OpImpl],
+        *,
+        query: Query | None,
+        numel: int | None,
+        refused: Mapping[str, str],
+    ) -> Facts:
+        """What resolution may know of the implementations of an operator. See `Facts`.
+
+        Args:
+            refused: impl_id -> why it failed when it was tried for this query.
+        """
+        impls = tuple(impls)
+        failures = {impl.impl_id: self._failures.reason(impl, None) for impl in impls}
+        return Facts(
+            installed={impl.impl_id: self.ask("installed", impl) for impl in impls},
+            available={impl.impl_id: self.ask("available", impl) for impl in impls},
+            failures={**{k: why for k, why in failures.items() if why is not None}, **refused},
+            query=query,
+            numel=numel,
+            batch_invariant=switch("VLLM_BATCH_INVARIANT", False),
+        )
 
     def forget_verdicts(self) -> None:
         """Ask again: a device may have appeared."""

@@ -21,7 +21,7 @@ from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.public import PublicHandles
 from vllm_fl_dispatch.registry import OpRegistry
 from vllm_fl_dispatch.report import Report
-from vllm_fl_dispatch.resolution import Facts, Resolution, resolve
+from vllm_fl_dispatch.resolution import Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.selectors import Spec
 from vllm_fl_dispatch.slots import Slot
@@ -95,6 +95,7 @@ class OpManager:
 
     def _begin_anew(self) -> None:
         """Forget what an unfinished start registered: the next one registers it again."""
+        self.records = ()
         self._loader = PluginLoader()
         self.registry.replace_with(self._before_build)
 
@@ -183,20 +184,7 @@ class OpManager:
         spec = self.registry.contract(op_name)
         impls = self.registry.impls(op_name)
         policy = policy or self.current_policy()
-        ask = self._implementations.ask
-        failures = {
-            impl.impl_id: reason
-            for impl in impls
-            if (reason := self.failures.reason(impl, None)) is not None
-        }
-        facts = Facts(
-            installed={impl.impl_id: ask("installed", impl) for impl in impls},
-            available={impl.impl_id: ask("available", impl) for impl in impls},
-            failures={**failures, **(refused or {})},
-            query=query,
-            numel=numel,
-            batch_invariant=_batch_invariant(),
-        )
+        facts = self._implementations.facts(impls, query=query, numel=numel, refused=refused or {})
         if stock:
             own = OpImpl(op_name, "stock", BackendImplKind.STOCK, batch_invariant=True)
             impls = (*impls, own)
@@ -216,8 +204,9 @@ class OpManager:
     def instrumented(self, spec: OpSpec, impl: OpImpl, mode: str, fn: Call, **where: Any) -> Call:
         """`fn`, or where a report or a shadow was asked for, one function that calls it and
         keeps a record. See `Report.counted` and `Shadow.compared`."""
-        fn = self.report.counted(impl, mode, fn)
-        return fn if self.shadow is None else self.shadow.compared(spec, impl, mode, fn, **where)
+        if self.shadow is not None:
+            fn = self.shadow.compared(spec, impl, mode, fn, **where)
+        return self.report.counted(impl, mode, fn)
 
     def try_out(self, spec: OpSpec, impl: OpImpl, fn: Call, query: Query) -> str | None:
         """Why an implementation fails on a tiny input, or None. See `Implementations`."""
@@ -292,10 +281,6 @@ class OpManager:
             self.failures.clear()
             self._implementations.forget_trials()
             self._invalidate()
-
-
-def _batch_invariant() -> bool:
-    return switch("VLLM_BATCH_INVARIANT", False)
 
 
 _managers: weakref.WeakSet[OpManager] = weakref.WeakSet()

@@ -190,7 +190,7 @@ class OpImpl:
 
     @property
     def has_data_limits(self) -> bool:
-        """Must the data of each call be looked at, be it for more than zero rows?"""
+        """Does it decline calls by their data, beside those without rows?"""
         return self.needs_contiguous or self.max_numel is not None
 
     @property

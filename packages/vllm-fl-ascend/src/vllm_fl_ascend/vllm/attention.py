@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
+from vllm.v1.attention.backend import AttentionType
 
 from vllm_fl_ascend.impl import attention
 from vllm_fl_ascend.impl.attention import Fused, Separate, Shape
@@ -15,23 +15,17 @@ from vllm_fl_ascend.impl.attention_plan import AttentionState
 from vllm_fl_ascend.impl.kv_cache import split_cache
 from vllm_fl_ascend.library import import_library
 from vllm_fl_ascend.vllm.metadata import AscendMetadata, AscendMetadataBuilder
+from vllm_fl_dispatch.vllm.attention_layer import LayerAttention, LayerBackend
 
-CACHE_DTYPES = ("auto", "float16", "bfloat16")
 BLOCK_SIZES = (*attention.FUSED_BLOCK_SIZES, 64, 32, 16)
 
 
-class AscendAttentionBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is untyped to us
+class AscendAttentionBackend(LayerBackend):
     """Decoders with grouped heads, and encoders. Neither MLA nor sinks, ALiBi or soft caps."""
 
     supported_dtypes: ClassVar = list(attention.DTYPES)
-    supported_kv_cache_dtypes: ClassVar = list(CACHE_DTYPES)
     accept_output_buffer = True  # releases that may pass no output ask for this
     forward_includes_kv_cache_update = True
-
-    @staticmethod
-    def get_name() -> str:
-        # A member of vLLM's enumeration that stands for classes from outside.
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[AscendAttentionImpl]:
@@ -106,87 +100,49 @@ class AscendAttentionBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is
     def supports_attn_type(cls, attn_type: str) -> bool:
         return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_ONLY)
 
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
 
-
-class AscendAttentionImpl(AttentionImpl[AscendMetadata]):  # type: ignore[misc]  # same
+class AscendAttentionImpl(LayerAttention):
     """One layer.
 
     Raises:
         NotImplementedError: the layer needs what the kernels do not have; says what.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        backend, kind = AscendAttentionBackend, self.attn_type
         missing = {
-            "ALiBi": alibi_slopes is not None,
-            "a soft cap": bool(logits_soft_cap),
-            "sinks": sinks is not None,
-            f"kv_cache_dtype={kv_cache_dtype}": kv_cache_dtype not in CACHE_DTYPES,
-            f"attention of type {attn_type}": not AscendAttentionBackend.supports_attn_type(
-                attn_type
-            ),
+            "ALiBi": self.alibi_slopes is not None,
+            "a soft cap": bool(self.soft_cap),
+            "sinks": self.sinks is not None,
+            f"kv_cache_dtype={self.kv_cache_dtype}": self.kv_cache_dtype
+            not in backend.supported_kv_cache_dtypes,
+            f"attention of type {kind}": not backend.supports_attn_type(kind),
         }
         if any(missing.values()):
             asked = ", ".join(what for what, wanted in missing.items() if wanted)
             raise NotImplementedError(f"the attention of vllm-fl-ascend has no {asked}")
         import_library()
-        self.num_heads = num_heads
-        self.head_size = head_size
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.kv_cache_dtype = kv_cache_dtype
-        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        self._cached = attn_type == AttentionType.DECODER
-        self._shape = Shape(num_heads, self.num_kv_heads, head_size, float(scale), sliding_window)
+        self._cached = kind == AttentionType.DECODER
+        self._shape = Shape(
+            self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.sliding_window
+        )
         self._kernels: dict[tuple[torch.dtype, int | None], Fused | Separate] = {}
 
-    def forward(
+    def attend(
         self,
-        layer: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: AscendMetadata | None,
+        step: AscendMetadata,
         output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Store the new keys and values, and attend.
-
-        Args:
-            query: [tokens or more, heads, head size]; rows behind the tokens are padding.
-            key, value: like query, with the key heads.
-            kv_cache: see `split_cache`.
-            attn_metadata: None in a run that only measures memory.
-            output: like query; rows of padding stay as they are.
-        """
-        if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError(
-                "the attention of vllm-fl-ascend does not quantize its output"
-            )
-        if attn_metadata is None:
-            return output.fill_(0)
-        pages = attn_metadata.pages
-        tokens = pages.plan.tokens
+    ) -> None:
+        """Store the new keys and values, and attend; rows of padding stay as they are."""
+        tokens = step.pages.plan.tokens
         if tokens:
-            found = self._attend(query[:tokens], key, value, kv_cache, attn_metadata)
+            found = self._attend(query[:tokens], key, value, kv_cache, step)
             output[:tokens].view(found.shape).copy_(found)
-        return output
 
     def _attend(
         self,

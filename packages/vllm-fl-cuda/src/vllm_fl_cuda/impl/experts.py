@@ -7,7 +7,7 @@ import torch
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.ops.experts import aligned_sizes
+from vllm_fl_dispatch.ops.alignment import aligned_sizes
 
 
 def supports(query: Query) -> Verdict:

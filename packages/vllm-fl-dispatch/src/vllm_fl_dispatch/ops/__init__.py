@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vllm_fl_dispatch.ops import (
     activation,
+    alignment,
     experts,
     normalization,
     quantization,
@@ -20,6 +21,7 @@ SPECS: tuple[OpSpec, ...] = (
     *normalization.SPECS,
     *rotary.SPECS,
     *routing.SPECS,
+    *alignment.SPECS,
     *experts.SPECS,
     *quantization.SPECS,
 )

@@ -12,6 +12,7 @@ from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.testing.kit import Outcome, Subject, as_tuple, run_case
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
+from vllm_fl_dispatch.types import Query
 
 #: How vLLM compiles: under this setting an operator that overwrites views gives wrong numbers.
 VLLM_INDUCTOR = {"enable_auto_functionalized_v2": False}
@@ -32,6 +33,18 @@ def facts_hold_no_token_count(subject: Subject) -> None:
         args, options = spec.example(query)
         again = spec.query(*args, **options)
         assert again.facts == query.facts, f"{case.name}: {query}\nwith other rows: {again}"
+
+
+def predicate_bears_what_is_not_known(subject: Subject) -> None:
+    """`supports` answers though nothing is known of a call: when a layer is built, facts are None.
+
+    Raises:
+        whatever `supports` raised; in service that would be a no.
+    """
+    spec, impl = subject.spec, subject.impl
+    if impl.supports is not None:
+        impl.supports(Query(spec.name))
+        impl.supports(Query(spec.name, dict.fromkeys(spec.fact_names)))
 
 
 def shape_function_is_symbolic(subject: Subject) -> None:
@@ -182,6 +195,7 @@ def _follow(step: tuple[int | None, Any], tensors: list[torch.Tensor]) -> Any:
 
 CHECKS = (
     facts_hold_no_token_count,
+    predicate_bears_what_is_not_known,
     shape_function_is_symbolic,
     opaque_operator_keeps_torchs_rules,
     views_compile_correctly,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_fl_dispatch.vllm import compat, layers, moe_layers
+from vllm_fl_dispatch.vllm import compat, layers, moe_layers, routers
 from vllm_fl_dispatch.vllm.layers import Dispatched
 
 _LAYERS = "vllm.model_executor.layers"
@@ -59,10 +59,10 @@ EXPERTS: tuple[tuple[str, str, type[Dispatched], tuple[str, ...]], ...] = (
 _BOTH = ("topk_softmax", "grouped_topk")
 #: Routers, which a factory makes.
 ROUTERS: tuple[tuple[str, str, type[Dispatched], tuple[str, ...]], ...] = (
-    (f"{_ROUTER}.fused_topk_router", "FusedTopKRouter", moe_layers.TopKLayer, _BOTH[:1]),
-    (f"{_ROUTER}.fused_topk_bias_router", "FusedTopKBiasRouter", moe_layers.TopKLayer, _BOTH[:1]),
-    (f"{_ROUTER}.grouped_topk_router", "GroupedTopKRouter", moe_layers.GroupedTopKLayer, _BOTH),
-    (f"{_ROUTER}.cpu_router", "CPURouter", moe_layers.CPURouterLayer, _BOTH),
+    (f"{_ROUTER}.fused_topk_router", "FusedTopKRouter", routers.TopKLayer, _BOTH[:1]),
+    (f"{_ROUTER}.fused_topk_bias_router", "FusedTopKBiasRouter", routers.TopKLayer, _BOTH[:1]),
+    (f"{_ROUTER}.grouped_topk_router", "GroupedTopKRouter", routers.GroupedTopKLayer, _BOTH),
+    (f"{_ROUTER}.cpu_router", "CPURouter", routers.CPURouterLayer, _BOTH),
 )
 FACTORY = f"{_ROUTER}.router_factory"
 

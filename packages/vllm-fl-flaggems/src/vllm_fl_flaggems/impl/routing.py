@@ -6,7 +6,7 @@ import torch
 
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.ops.experts import aligned_sizes
+from vllm_fl_dispatch.ops.alignment import aligned_sizes
 from vllm_fl_flaggems import library
 from vllm_fl_flaggems.impl.limits import known_dtype
 

@@ -6,23 +6,19 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, MultipleOf
+from vllm.v1.attention.backend import MultipleOf
 
+from vllm_fl_dispatch.vllm.attention_layer import LayerAttention, LayerBackend
 from vllm_fl_flaggems.impl import kv_cache as cache
 from vllm_fl_flaggems.impl.attention import MAX_HEAD_SIZE, Attention, views
 from vllm_fl_flaggems.vllm.metadata import Metadata, MetadataBuilder
 
 
-class AttentionFLBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is untyped to us
+class AttentionFLBackend(LayerBackend):
     """Decoders: causal, with window, soft cap and ALiBi; float16 and bfloat16."""
 
     supported_dtypes: ClassVar = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update = False
-
-    @staticmethod
-    def get_name() -> str:
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[AttentionFLImpl]:
@@ -39,10 +35,6 @@ class AttentionFLBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is unt
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 8 == 0 and head_size <= MAX_HEAD_SIZE
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return True
 
     @staticmethod
     def get_kv_cache_shape(
@@ -63,31 +55,20 @@ class AttentionFLBackend(AttentionBackend):  # type: ignore[misc]  # vLLM is unt
         return (KVCacheLayout.LBNHC,)
 
 
-class AttentionFLImpl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM is untyped to us
+class AttentionFLImpl(LayerAttention):
     """One layer."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = "decoder",
-        kv_sharing_target_layer_name: str | None = None,
-    ) -> None:
-        if attn_type != "decoder":
-            raise NotImplementedError(f"attn_type {attn_type!r}: FlagGems serves decoders only")
-        self.num_heads, self.head_size = num_heads, head_size
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.scale = float(scale)
-        self.kv_cache_dtype = kv_cache_dtype
-        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
-        self._attention = Attention(self.scale, sliding_window, logits_soft_cap or 0.0, slopes)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.attn_type != "decoder":
+            raise NotImplementedError(
+                f"attn_type {self.attn_type!r}: FlagGems serves decoders only"
+            )
+        if self.sinks is not None:
+            raise NotImplementedError("FlagGems' attention has no sinks")
+        self._attention = Attention(
+            self.scale, self.sliding_window, self.soft_cap, self.alibi_slopes
+        )
 
     def do_kv_cache_update(
         self,
@@ -100,24 +81,16 @@ class AttentionFLImpl(AttentionImpl[Metadata]):  # type: ignore[misc]  # vLLM is
         if kv_cache.numel():
             cache.write(*views(kv_cache, self.head_size), key, value, slot_mapping)
 
-    def forward(
+    def attend(
         self,
-        layer: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: Metadata | None,
+        step: Metadata,
         output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("FlagGems' attention does not quantize its output")
-        if attn_metadata is None:  # a run that only measures memory
-            return output.fill_(0)
-        tokens = attn_metadata.num_actual_tokens
+    ) -> None:
+        tokens = step.num_actual_tokens
         rows = output[:tokens].view(tokens, self.num_heads, self.head_size)
         keys, values = views(kv_cache, self.head_size)
-        self._attention(query[:tokens], keys, values, attn_metadata.step, rows)
-        return output
+        self._attention(query[:tokens], keys, values, step.step, rows)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from vllm_fl_dispatch import OpNotSupported
-from vllm_fl_dispatch.ops.experts import aligned_sizes
+from vllm_fl_dispatch.ops.alignment import aligned_sizes
 from vllm_fl_reference.impl.activation import gelu_and_mul, silu_and_mul
 
 #: `activation` of `fused_experts` -> the gated activation
