@@ -113,7 +113,9 @@ class Slot:
     @property
     def current(self) -> Call:
         """The function that a plain call runs now; stale after the next change."""
-        return self._functions(self._bind())[0]
+        chain = self._bind()
+        # Who holds it may pass options.
+        return chain.first.fn if self._is_direct(chain.first) else chain.call
 
     def _load_candidates(self) -> tuple[Resolution, tuple[Candidate, ...]]:
         """Resolve and load; what cannot be loaded is remembered and resolved away."""
