@@ -1,7 +1,7 @@
 """An operator of one's own: its contract, its truth, its cases, and two implementations.
 
 usage: python custom_operator.py
-       VLLM_FL_PLUGIN_MODULES=custom_operator vllm-fl verify squared_relu
+       PYTHONPATH=. VLLM_FL_PLUGIN_MODULES=custom_operator vllm-fl verify squared_relu
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A vendor's kernel in one file; `VLLM_FL_PLUGIN_MODULES=vendor_plugin` loads it.
+"""A vendor's kernel in one file; `VLLM_FL_PLUGIN_MODULES=vendor_plugin` loads it from `PYTHONPATH`.
 
 `vllm-fl new-backend NAME` writes the same as a distribution, with tests.
 """

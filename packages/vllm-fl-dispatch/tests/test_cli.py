@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from vllm_fl_dispatch import PolicyError, SelectionPolicy, Verdict, get_default_manager
 from vllm_fl_dispatch.cli import main
 from vllm_fl_dispatch.cli.commands import app
+from vllm_fl_dispatch.registry import Refusal
 
 from .conftest import impl
 
@@ -56,6 +57,20 @@ def test_ops_prints_a_row_per_operator_and_a_line_for_what_cannot_run() -> None:
     assert "vendor.acme unavailable (silu_and_mul): no acme device" in lines
     # Brackets are text.
     assert "registered, but no such operator: rmsnorm[vendor.acme]" in lines
+
+
+def test_where_nobody_looks_at_the_width_a_row_is_one_line() -> None:
+    text = RUNNER.invoke(app, ["explain", "silu_and_mul"], env={"COLUMNS": None}).output
+    (row,) = (line for line in text.splitlines() if "vendor.zeta" in line)
+    assert row.rstrip().endswith("by environment VLLM_FL_DENY_VENDORS")
+
+
+def test_brackets_in_what_a_plugin_says_are_no_markup(default_manager: Any) -> None:
+    manager = default_manager(impl("vendor.acme", available=lambda: Verdict.no("no list[int] [/]")))
+    manager.registry.refuse(Refusal("silu_and_mul[vendor.acme]", "found [x]"))
+    assert "no list[int] [/]" in RUNNER.invoke(app, ["ops"]).output
+    output = RUNNER.invoke(app, ["plugins"]).output
+    assert "refused silu_and_mul[vendor.acme] of None: found [x]" in output
 
 
 def test_explain_shows_every_candidate_with_its_reason_and_every_setting_with_its_origin() -> None:

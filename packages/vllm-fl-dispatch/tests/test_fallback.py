@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vllm_fl_dispatch import ImplementationFailed, OpNotSupported, SelectionPolicy
+from vllm_fl_dispatch.errors import ContractError, in_brief
 from vllm_fl_dispatch.fallback import Failure, FailureMemory, copy_arguments, may_continue
 from vllm_fl_dispatch.types import Origin
 
@@ -328,3 +329,14 @@ def test_nothing_goes_on_while_a_stream_is_capturing(
             may_continue(ValueError("no"), impl("vendor.a"), strict=False, inputs_intact=True)
     else:
         assert may_continue(ValueError("no"), impl("vendor.a"), strict=False, inputs_intact=True)
+
+
+def test_what_is_kept_of_an_error_is_short_and_of_ours_whole() -> None:
+    assert in_brief(ValueError("no")) == "ValueError: no"
+    long = in_brief(TypeError("incompatible arguments\n" + "tensor([1.0])\n" * 1000))
+    assert long.startswith("TypeError: incompatible arguments\ntensor")
+    assert long.endswith(" ...")
+    assert len(long) < 700
+    assert len(long.splitlines()) < 10
+    ours = "does not fit\n" * 20
+    assert in_brief(ContractError(ours)) == f"ContractError: {ours}".rstrip()

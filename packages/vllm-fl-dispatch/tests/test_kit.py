@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +17,11 @@ from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
 from vllm_fl_dispatch.testing.reproduce import described, snippet
-from vllm_fl_dispatch.testing.structure import predicate_bears_what_is_not_known
+from vllm_fl_dispatch.testing.structure import (
+    predicate_bears_what_is_not_known,
+    schema_is_that_of_the_contract,
+    traceable_code_is_traced,
+)
 from vllm_fl_dispatch.types import OpSpec
 
 from .conftest import impl
@@ -107,7 +113,7 @@ def test_a_predicate_that_needs_every_fact_is_caught() -> None:
 
     check = predicate_bears_what_is_not_known
     check(subject("silu_and_mul", silu_and_mul, supports=bears))
-    with pytest.raises(TypeError):
+    with pytest.raises(AssertionError, match=r"TypeError.* where last_dim is not known"):
         check(subject("silu_and_mul", silu_and_mul, supports=even))
 
 
@@ -203,3 +209,63 @@ def test_reproducing_names_what_it_does_not_find(default_manager: Any) -> None:
         reproduce("silu_and_mul", "float32-3dd", "vendor.planted")
     with pytest.raises(DispatchError, match="cannot run here: no such device"):
         reproduce("silu_and_mul", "float32-3d", "vendor.absent")
+
+
+@pytest.mark.parametrize(
+    ("supports", "message"),
+    [
+        (lambda query: query.facts["tokens"] < 64, "KeyError: 'tokens'; it sees dtype, device"),
+        (lambda query: None, "TypeError: the answer None is neither"),
+    ],
+)
+def test_a_predicate_that_goes_wrong_is_a_failure(supports: Any, message: str) -> None:
+    tested = subject("silu_and_mul", silu_and_mul, supports=supports)
+    result = run_case(tested, case_of("silu_and_mul", "float32-3d"))
+    assert result.outcome is Outcome.FAILED
+    assert result.message.startswith("its supports raised ")
+    assert message in result.message
+
+
+def test_what_is_declared_traceable_must_be() -> None:
+    def hidden(x: torch.Tensor) -> torch.Tensor:
+        ctypes.c_void_p(x.data_ptr())
+        return silu_and_mul(x)
+
+    traceable_code_is_traced(subject("silu_and_mul", hidden))
+    traceable_code_is_traced(subject("silu_and_mul", silu_and_mul, traceable=True))
+    with pytest.raises(AssertionError, match="is declared traceable, and cannot be traced"):
+        traceable_code_is_traced(subject("silu_and_mul", hidden, traceable=True))
+
+
+@pytest.mark.parametrize("answer", ["a", [1.0], 3, (None, 2)])
+def test_a_result_of_a_wrong_kind_is_a_failure_without_a_shape_function_too(answer: Any) -> None:
+    spec = replace(SPEC["silu_and_mul"], fake=None)
+    for contract in (spec, SPEC["silu_and_mul"]):
+        tested = Subject(contract, impl("vendor.planted"), lambda x: answer)
+        result = run_case(tested, case_of("silu_and_mul", "float32-3d"))
+        assert result.outcome is Outcome.FAILED
+        assert "expected" in result.message or "the oracle 1 tensors" in result.message
+
+
+def test_a_contract_that_raises_is_named_as_the_culprit() -> None:
+    def oracle(x: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("n is 0")
+
+    spec = replace(SPEC["silu_and_mul"], oracle=oracle)
+    tested = Subject(spec, impl("vendor.planted"), silu_and_mul)
+    message = run_case(tested, case_of("silu_and_mul", "float32-3d")).message
+    assert message == (
+        "the contract's own oracle or shape function raised ZeroDivisionError: n is 0"
+    )
+
+
+@pytest.mark.parametrize("op", SPEC)
+def test_the_schemas_of_the_core_are_those_of_its_contracts(op: str) -> None:
+    schema_is_that_of_the_contract(subject(op, silu_and_mul))
+
+
+def test_a_schema_that_lacks_a_parameter_is_caught() -> None:
+    spec = replace(SPEC["gelu_and_mul"], schema="(Tensor x) -> Tensor")
+    tested = Subject(spec, impl("vendor.planted", op="gelu_and_mul"), silu_and_mul)
+    with pytest.raises(AssertionError, match=r"does not fit gelu_and_mul.*approximate"):
+        schema_is_that_of_the_contract(tested)

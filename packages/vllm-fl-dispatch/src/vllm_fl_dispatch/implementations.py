@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from vllm_fl_dispatch.config.environment import switch
 from vllm_fl_dispatch.contracts import check_contract, lowered
+from vllm_fl_dispatch.errors import ContractError, in_brief
 from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
@@ -34,7 +35,7 @@ class Implementations:
                 verdict = Verdict.yes() if ask is None else Verdict.of(ask(), f"{question}: no")
             # A device library may raise OSError, RuntimeError or anything else when probed.
             except Exception as error:  # noqa: BLE001
-                verdict = Verdict.no(f"{type(error).__name__} while asking: {error}")
+                verdict = Verdict.no(f"asking raised {in_brief(error)}")
             self._verdicts[where] = verdict
         return self._verdicts[where]
 
@@ -75,14 +76,13 @@ class Implementations:
         where = (impl.op_name, impl.impl_id)
         if where not in self._loaded:
             try:
-                fn = impl.load() if impl.load is not None else impl.fn
-                assert fn is not None
+                fn = _function_of(impl)
                 check_contract(spec, impl, fn)
             except Exception as error:
                 if strict:
                     raise
                 self._failures.add(impl, None, error)
-                logger.warning("%s cannot be loaded: %s: %s", impl, type(error).__name__, error)
+                logger.warning("%s cannot be loaded: %s", impl, in_brief(error))
                 return None
             self._loaded[where] = fn
         return self._loaded[where]
@@ -110,11 +110,21 @@ class Implementations:
             except Exception as error:  # noqa: BLE001  # judged in the next line
                 if may_continue(error, impl, strict=strict, inputs_intact=True):
                     self._failures.add(impl, key, error)
-                    logger.warning("%s failed when it was tried: %s", impl, error)
-                failure = f"{type(error).__name__}: {error}"
+                    logger.warning("%s failed when it was tried: %s", impl, in_brief(error))
+                failure = in_brief(error)
             self._tried[where] = failure
         return self._tried[where]
 
     def forget_trials(self) -> None:
         """Try again: failures were cleared."""
         self._tried.clear()
+
+
+def _function_of(impl: OpImpl) -> Call:
+    fn = impl.load() if impl.load is not None else impl.fn
+    if not callable(fn):
+        raise ContractError(
+            f"{impl}: load= must be a function without arguments that returns the "
+            f"implementation; it returned {fn!r}"
+        )
+    return fn

@@ -12,6 +12,7 @@ from typing import Any
 from vllm_fl_dispatch import discovery, shadow, startup
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.environment import read, switch
+from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
@@ -265,12 +266,11 @@ class OpManager:
         with self.lock:
             if self.failures.add(impl, key, error):
                 logger.warning(
-                    "%s failed and is not tried again for %s; %s serves it. Cause: %s: %s",
+                    "%s failed and is not tried again for %s; %s serves it. Cause: %s",
                     impl,
                     key,
                     served_by.impl_id,
-                    type(error).__name__,
-                    error,
+                    in_brief(error),
                 )
                 self.report.failed(impl)
                 self._invalidate_slots(impl.op_name)

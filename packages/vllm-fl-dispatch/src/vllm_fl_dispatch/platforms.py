@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import PlatformDefaults
+from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.plugins import PluginRecord
 from vllm_fl_dispatch.types import DeviceSpec
@@ -21,6 +23,8 @@ def devices(records: Iterable[PluginRecord]) -> list[tuple[PluginRecord, DeviceS
         spec = ask(record, "vllm_fl_device")
         if isinstance(spec, DeviceSpec):
             found.append((record, spec))
+        elif spec is not None:
+            _misfit(record, "vllm_fl_device", spec, "a DeviceSpec")
     return found
 
 
@@ -31,12 +35,13 @@ def platform_defaults(records: Iterable[PluginRecord]) -> PlatformDefaults | Non
     if wanted is not None:
         wanted = wanted.strip().lower()
         found = _ask_all(records, wanted)
-        if found is None:
+        described = [spec.platform for _, spec in devices(records)]
+        if found is None and wanted not in described:
             known = [record.name for record in records if "vllm_fl_platform_config" in record.hooks]
             logger.warning_once(
-                f"VLLM_FL_PLATFORM={wanted}: no backend ships defaults for this platform, none "
-                f"apply; backends with defaults: {', '.join(known) or '(none)'}. Another one is "
-                "added by a plugin with the hook vllm_fl_platform_config."
+                f"VLLM_FL_PLATFORM={wanted}: no backend has defaults for this platform, none "
+                f"apply; backends with defaults: {', '.join(known) or '(none)'}. No backend "
+                f"describes such a device here either; devices: {', '.join(described) or '(none)'}"
             )
         return found
     for _, spec in devices(records):
@@ -54,15 +59,23 @@ def ask(record: PluginRecord, hook: str, **arguments: Any) -> Any:
         return getattr(record.plugin, hook)(**arguments)
     # A plugin may raise anything; the others must still be asked.
     except Exception as error:  # noqa: BLE001
-        logger.warning_once(
-            f"{hook} of {record.source.origin} raised {type(error).__name__}: {error}"
-        )
+        logger.warning_once(f"{hook} of {record.source.origin} raised {in_brief(error)}")
         return None
+
+
+def _misfit(record: PluginRecord, hook: str, found: Any, accepted: str) -> None:
+    logger.warning_once(
+        f"{hook} of {record.source.origin} returned {found!r}, which is ignored; accepted: "
+        f"{accepted} or None"
+    )
 
 
 def _ask_all(records: tuple[PluginRecord, ...], platform: str) -> PlatformDefaults | None:
     for record in records:
         settings = ask(record, "vllm_fl_platform_config", platform=platform)
-        if settings is not None:
+        if settings is not None and not isinstance(settings, str | Path | Mapping):
+            _misfit(record, "vllm_fl_platform_config", settings, "a path, a mapping")
+        elif settings is not None:
+            settings = Path(settings) if isinstance(settings, str) else settings
             return PlatformDefaults(platform, settings, str(record.source.origin))
     return None

@@ -15,7 +15,7 @@ import pluggy
 
 from vllm_fl_dispatch import hookspecs
 from vllm_fl_dispatch.discovery import Source
-from vllm_fl_dispatch.errors import PluginError
+from vllm_fl_dispatch.errors import PluginError, in_brief
 from vllm_fl_dispatch.registry import OpRegistry, Registrar, nearest
 
 #: Functions that older plugins expose instead of hooks; each takes the registry.
@@ -65,7 +65,7 @@ class PluginLoader:
             return PluginRecord(
                 source,
                 "broken",
-                error=f"{type(error).__name__}: {error}",
+                error=in_brief(error),
                 traceback=traceback.format_exc(),
             )
         added = staging.size() - registry.size()
@@ -82,6 +82,7 @@ class PluginLoader:
         if marked:
             self._check_level(plugin)
             _check_names(marked)
+            _check_parameters(marked)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 self.hooks.register(plugin, name=_key(source))
@@ -93,6 +94,12 @@ class PluginLoader:
             return PluginRecord(source, "loaded", "hooks", tuple(marked), plugin=plugin)
         function = _legacy_function(plugin)
         if function is None:
+            unmarked = [name for name in _HOOKS if callable(getattr(plugin, name, None))]
+            if unmarked:
+                raise PluginError(
+                    f"{', '.join(unmarked)} of {source.target} lacks the marker: put "
+                    "@vllm_fl_dispatch.hookimpl above it"
+                )
             raise PluginError(
                 f"{source.target} is not a plugin: it has no function marked with "
                 "vllm_fl_dispatch.hookimpl, and no function with exactly one required argument "
@@ -120,7 +127,14 @@ def _key(source: Source) -> str:
 
 def _import(target: str) -> Any:
     module_name, _, attribute = (part.strip() for part in target.partition(":"))
-    plugin: Any = importlib.import_module(module_name)
+    try:
+        plugin: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise PluginError(
+            f"there is no module {error.name}: it is not installed, and in no folder of PYTHONPATH"
+        ) from error
     for part in filter(None, attribute.split(".")):
         plugin = getattr(plugin, part)
     return plugin
@@ -148,6 +162,21 @@ def _check_names(marked: dict[str, Callable[..., Any]]) -> None:
             near = nearest(name, _HOOKS)
             hint = f"; did you mean {near}?" if near else ""
             raise PluginError(f"{name} is not a hook{hint} known hooks: {', '.join(_HOOKS)}")
+
+
+def _check_parameters(marked: dict[str, Callable[..., Any]]) -> None:
+    for name, function in marked.items():
+        accepted = list(inspect.signature(getattr(hookspecs, name)).parameters)
+        found = [
+            p.name
+            for p in inspect.signature(function).parameters.values()
+            if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        if not set(found) <= set(accepted):
+            raise PluginError(
+                f"{name}({', '.join(found)}) does not fit the hook, whose parameters are given by "
+                f"name: {name}({', '.join(accepted)})"
+            )
 
 
 def _legacy_function(plugin: Any) -> Callable[[Registrar], object] | None:

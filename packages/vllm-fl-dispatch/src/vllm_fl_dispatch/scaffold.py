@@ -12,6 +12,8 @@ TEMPLATE = "acme"
 _FOLDER = Path(__file__).parent / "template"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LEFT_OUT = ("__pycache__",)
+#: Distributions of ours: one of the same name would take their place.
+_TAKEN = ("ascend", "cuda", "dispatch", "flaggems", "reference")
 
 
 def write_backend(name: str, parent: Path) -> Path:
@@ -28,6 +30,11 @@ def write_backend(name: str, parent: Path) -> Path:
         raise DispatchError(
             f"{name!r} cannot be the name of a backend: accepted are lower-case words and digits "
             "joined by '_', such as acme or big_chip"
+        )
+    if name in _TAKEN:
+        raise DispatchError(
+            f"vllm-fl-{name} is a distribution of this project, and two of one name cannot be "
+            "installed; accepted is any other name, such as the vendor's"
         )
     folder = parent / f"vllm-fl-{name.replace('_', '-')}"
     if folder.exists():
@@ -57,6 +64,5 @@ def renamed(text: str, name: str) -> str:
         TEMPLATE.capitalize(): title,
         TEMPLATE: name,
     }
-    for old, new in spelled.items():
-        text = text.replace(old, new)
-    return text
+    # In one pass: a new name may contain the template's.
+    return re.sub("|".join(map(re.escape, spelled)), lambda found: spelled[found[0]], text)

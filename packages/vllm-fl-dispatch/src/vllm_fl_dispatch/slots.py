@@ -15,6 +15,7 @@ from vllm_fl_dispatch.errors import NoImplementation
 from vllm_fl_dispatch.handles import Call, make_handle
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.resolution import Resolution
+from vllm_fl_dispatch.support import looks_at_unknown
 from vllm_fl_dispatch.types import OpImpl, OpSpec, Query
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ class Slot:
         """Can the implementation itself stand in the slot?"""
         if first.limited or self.manager.failures.concerns(first.impl):
             return False
-        if first.impl.supports is not None and self.query is None:
+        if first.impl.supports is not None and (
+            self.query is None or looks_at_unknown(first.impl, self.query)
+        ):
             return False
         if first.mutated:
             # A layer's calls all have the same facts, so one success proves them.

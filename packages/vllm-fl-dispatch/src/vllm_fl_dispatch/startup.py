@@ -46,6 +46,8 @@ def build(
             )
     for refusal in registry.snapshot().refusals:
         logger.warning("%s: refused %s: %s", refusal.origin, refusal.what, refusal.reason)
+    for impl in registry.orphans():
+        logger.warning("%s: %s", impl, unknown_name("operator", impl.op_name, registry.names()))
     return tuple(records)
 
 

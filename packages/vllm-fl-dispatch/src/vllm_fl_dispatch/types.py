@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_fl_dispatch.errors import in_brief
+from vllm_fl_dispatch.logger_manager import get_logger
+
 if TYPE_CHECKING:
     import torch
 
     from vllm_fl_dispatch.ops.cases import Case
+
+logger = get_logger(__name__)
 
 
 class BackendImplKind(str, enum.Enum):
@@ -56,9 +61,15 @@ class Verdict:
 
     @classmethod
     def of(cls, answer: Verdict | bool, otherwise: str) -> Verdict:
-        """Take a plain boolean for a verdict; `otherwise` is the reason of a plain False."""
+        """Take a plain boolean for a verdict; `otherwise` is the reason of a plain False.
+
+        Raises:
+            TypeError: it is neither; a function that forgets to return answers None.
+        """
         if isinstance(answer, Verdict):
             return answer
+        if answer is None or isinstance(answer, str):
+            raise TypeError(f"the answer {answer!r} is neither a Verdict nor a boolean")
         return cls(bool(answer), "" if answer else otherwise)
 
 
@@ -97,6 +108,13 @@ class DeviceSpec:
     platform_class: str = "vllm.platforms.interface:Platform"
     worker_class: str = "vllm.v1.worker.gpu_worker:Worker"
 
+    def __post_init__(self) -> None:
+        if self.platform != self.platform.lower():
+            raise ValueError(
+                f"DeviceSpec: platform={self.platform!r} must be lower case, as VLLM_FL_PLATFORM "
+                f"is read: {self.platform.lower()!r}"
+            )
+
 
 @dataclass(frozen=True)
 class Query:
@@ -130,6 +148,10 @@ class Query:
     def __str__(self) -> str:
         known = (f"{k}={v}" for k, v in self.facts.items() if v is not None)
         return f"{self.op_name}({', '.join(known)})"
+
+
+#: Fields of `OpImpl` that are called.
+_FUNCTIONS = ("fn", "load", "installed", "available", "supports")
 
 
 @dataclass(frozen=True)
@@ -185,6 +207,17 @@ class OpImpl:
             raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
         if self.kind is BackendImplKind.VENDOR and not self.vendor:
             raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
+        for field_name in _FUNCTIONS:
+            value = getattr(self, field_name)
+            if value is not None and not callable(value):
+                raise ValueError(
+                    f"{name}: {field_name}= must be a function, which is called later; "
+                    f"found {value!r}"
+                )
+        if isinstance(self.mutates, str):
+            raise ValueError(
+                f"{name}: mutates= must be a tuple of names, such as ('x',); found {self.mutates!r}"
+            )
         if self.priority is None:
             object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
 
@@ -199,14 +232,17 @@ class OpImpl:
         return self.traceable and not self.has_data_limits
 
     def verdict_on(self, query: Query) -> Verdict:
-        """What `supports` says. Where it raises, that is a no: one plugin's fault stays its own."""
+        """What `supports` says. Where it raises, that is a no, with a warning: one plugin's fault
+        stays its own."""
         if self.supports is None:
             return Verdict.yes()
         try:
             return Verdict.of(self.supports(query), f"does not support {query}")
         # It may forget that a fact can be unknown, or import what is not there.
         except Exception as error:  # noqa: BLE001
-            return Verdict.no(f"supports raised {type(error).__name__}: {error}")
+            verdict = Verdict.no(f"supports raised {in_brief(error)} when asked about {query}")
+            logger.warning_once(f"{self}: {verdict.reason}")
+            return verdict
 
     def __str__(self) -> str:
         owner = f" of {self.origin}" if self.origin else ""

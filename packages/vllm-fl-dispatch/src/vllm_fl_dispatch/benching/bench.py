@@ -12,7 +12,7 @@ from vllm_fl_dispatch.benching import inputs, timing
 from vllm_fl_dispatch.benching.figures import Figure, ratio, summary
 from vllm_fl_dispatch.benching.shapes import ModelShape
 from vllm_fl_dispatch.benching.variants import Variant, available, variants
-from vllm_fl_dispatch.errors import OpNotSupported
+from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.types import OpSpec
 
@@ -98,7 +98,7 @@ def _at(
             notes[label] = str(error)
         # One that fails is a line of the table; the others are measured.
         except Exception as error:  # noqa: BLE001
-            notes[label] = f"{type(error).__name__}: {error}"
+            notes[label] = in_brief(error)
     tell(f"{spec.name}, {tokens} tokens")
     samples = timing.measure(
         batches,

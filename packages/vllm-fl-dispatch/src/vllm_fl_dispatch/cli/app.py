@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ app = typer.Typer(
 #: What is printed is data: the brackets of `rms_norm[vendor.acme]` are no markup.
 console = Console(markup=False)
 #: For what is not the answer: progress.
-asides = Console(stderr=True)
+asides = Console(stderr=True, markup=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -32,8 +33,12 @@ def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
     if as_json:
         print(json.dumps(data, indent=2))
         return
+    out = console
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # In a pipe or a file a row is one line, so that it can be searched for.
+        out = Console(markup=False, width=10_000)
     for table in tables:
-        console.print(table)
+        out.print(table)
 
 
 def table(title: str, *columns: str, wrap: Collection[str] = ()) -> Table:

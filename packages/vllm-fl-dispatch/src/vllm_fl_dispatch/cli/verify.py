@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Annotated, Any
 
@@ -67,6 +68,13 @@ def verify(
         styled((f"{impl_id} is not tested ({count} operators): {reason}", "dim"))
         for (impl_id, reason), count in untested.items()
     ]
+    if impl is not None:
+        # Asked about one, its author wants to know what it leaves to others.
+        notes += [
+            styled((f"{row['op']}[{impl}], unsupported cases: {count}: {reason}", "dim"))
+            for row in rows
+            for reason, count in sorted(row["reasons"].items(), key=lambda each: -each[1])
+        ]
     show(
         as_json,
         {"rows": rows, "absent": [{"impl": str(e.impl), "reason": e.reason} for e in absent]},
@@ -74,7 +82,7 @@ def verify(
         *notes,
     )
     if failed and not as_json:
-        _explain_smallest(failed)
+        _explain(failed)
     if failed:
         raise typer.Exit(1)
     if not any(row["passed"] for row in rows):
@@ -99,13 +107,26 @@ def _row(subject: Any, results: list[Any]) -> dict[str, Any]:
     }
 
 
-def _explain_smallest(failed: list[Any]) -> None:
-    """The smallest failing case of each implementation, to be pasted into Python."""
+def _explain(failed: list[Any]) -> None:
+    """The smallest failing case of each kind, to be pasted into Python."""
     from vllm_fl_dispatch.testing.assertions import explanation
 
-    smallest: dict[str, Any] = {}
-    for result in sorted(failed, key=lambda result: (result.case.heavy, result.numel)):
-        smallest.setdefault(str(result.subject), result)
-    for result in smallest.values():
+    kinds: dict[tuple[str, str], list[Any]] = {}
+    for result in sorted(failed, key=lambda r: (str(r.subject), r.case.heavy, r.numel)):
+        kinds.setdefault((str(result.subject), _kind(result.message)), []).append(result)
+    for (_, kind), alike in kinds.items():
         console.print()
-        console.print(explanation(result), highlight=False, soft_wrap=True)
+        console.print(explanation(alike[0]), highlight=False, soft_wrap=True)
+        if len(alike) > 1:
+            names = ", ".join(result.case.name for result in alike[1:4])
+            more = " ..." if len(alike) > 4 else ""
+            console.print(
+                f"So fail {len(alike) - 1} other cases ({kind}): {names}{more}",
+                style="dim", highlight=False, soft_wrap=True,
+            )  # fmt: skip
+
+
+def _kind(message: str) -> str:
+    """The beginning of a message, without numbers and places: what cases that fail alike share."""
+    first = re.split(r" at \[|[\n;]", message)[0]
+    return re.sub(r"[-+]?\b(\d[\w.+-]*|inf\b)", "#", first)[:100]

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.carried import carried
+from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.policy import PLATFORM, SelectionPolicy
 
 
@@ -48,7 +49,11 @@ def effective(
         return _from_file(path.strip(), environ)
     policy, warnings = SelectionPolicy(), list(_unknown(environ))
     if platform is not None:
-        values, found = _platform_values(platform)
+        try:
+            values, found = _platform_values(platform)
+        except PolicyError as error:
+            # What a backend ships must not keep a server from starting.
+            values, found = {}, [f"{_where(platform)} is not used: {error}"]
         warnings += found
         policy = policy.with_values(f"{PLATFORM} {_where(platform)}", **values)
     shipped = policy.flagos_blacklist

@@ -17,7 +17,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Without a selection they were collected as files, not asked for as conformance tests.
     selected = metafunc.config.stash.get(KEY, Selection([], ()))
     if "case" in names:
-        pairs = parameters(selected.subjects, selected.xfails)
+        pairs = parameters(selected.subjects, selected.xfails, selected.absent)
         # An implementation may have operators that this machine or release lacks.
         pairs += [
             pytest.param(None, None, id=str(each.impl), marks=pytest.mark.skip(each.reason))

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from vllm_fl_dispatch.candidates import Candidate
 from vllm_fl_dispatch.contracts import positional_names
+from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.fallback import capturing
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
@@ -90,9 +91,7 @@ class Comparison:
                     result = candidate.call(args, options, key=(), donate=False)
             # A shadow must not change what the model does, so it may not fail it either.
             except Exception as error:  # noqa: BLE001
-                logger.warning_once(
-                    f"shadow: {candidate.impl} raised {type(error).__name__}: {error}"
-                )
+                logger.warning_once(f"shadow: {candidate.impl} raised {in_brief(error)}")
                 continue
             return candidate.impl.impl_id, result
         return None

@@ -10,15 +10,25 @@ import pytest
 from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.testing.kit import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.reproduce import described, snippet
-from vllm_fl_dispatch.testing.xfails import Xfail
+from vllm_fl_dispatch.testing.subjects import Absent
+from vllm_fl_dispatch.testing.xfails import Xfail, check_used
 
 
-def parameters(subjects: Iterable[Subject], xfails: Iterable[Xfail] = ()) -> list[Any]:
+def parameters(
+    subjects: Iterable[Subject], xfails: Iterable[Xfail] = (), absent: Iterable[Absent] = ()
+) -> list[Any]:
     """(subject, case) for every case of every subject, known failures marked.
 
     A known failure that passes is a failure: its line is out of date.
+
+    Args:
+        absent: what cannot be tested here; known failures of it are not looked for.
+
+    Raises:
+        PolicyError: a known failure matches no case.
     """
-    xfails = tuple(xfails)
+    subjects, xfails = tuple(subjects), tuple(xfails)
+    check_used(xfails, subjects, absent)
     return [
         pytest.param(
             subject, case, id=f"{subject}-{case.name}", marks=_marks(subject, case, xfails)

@@ -60,7 +60,7 @@ class Guard:
     def _aliases(self, results: Iterable[Any]) -> list[str]:
         problems, seen = [], set()
         for number, result in enumerate(results):
-            if result is None or not result.numel():
+            if not isinstance(result, torch.Tensor) or not result.numel():
                 continue
             own = result.untyped_storage().data_ptr()
             names = [

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from vllm_fl_dispatch.contracts import lowered, positional_names
-from vllm_fl_dispatch.errors import OpNotSupported
+from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.ops.cases import Case, Maker
+from vllm_fl_dispatch.support import answer
 from vllm_fl_dispatch.testing.compare import MAX_MEAN_ULP, deviation, mean_error
 from vllm_fl_dispatch.testing.guard import Guard
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Verdict
+from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 #: Two sets of numbers for each case: what an implementation kept of the first one shows.
 SEEDS = (0, 1)
@@ -106,10 +107,19 @@ def _judge(
 ) -> tuple[float, list[str]]:
     """(largest error in ulp, what is wrong) of one call."""
     spec, impl = subject.spec, subject.impl
-    given = _call_arguments(subject, args, options)
+    try:
+        given = _call_arguments(subject, args, options)
+    except Unsupported:
+        raise
+    except Exception as error:  # noqa: BLE001  # so may `supports`
+        return 0.0, [f"its supports raised {in_brief(error)}; it sees {', '.join(spec.fact_names)}"]
     # The truth is computed first: the implementation may overwrite what it is given.
-    expected = as_tuple(spec.oracle(*args, **options)) if spec.oracle else None
-    shapes = as_tuple(spec.fake(*args, **options)) if spec.fake else None
+    try:
+        expected = as_tuple(spec.oracle(*args, **options)) if spec.oracle else None
+        shapes = as_tuple(spec.fake(*args, **options)) if spec.fake else None
+    # A contract that is being written may raise anything.
+    except Exception as error:  # noqa: BLE001
+        return 0.0, [f"the contract's own oracle or shape function raised {in_brief(error)}"]
     guard = Guard(spec, impl, args, options)
     try:
         found = as_tuple(subject.fn(*given[0], **given[1]))
@@ -120,7 +130,7 @@ def _judge(
         raise Unsupported(str(why)) from why
     # Whatever a kernel raises is the finding.
     except Exception as error:  # noqa: BLE001
-        return 0.0, [f"raised {type(error).__name__}: {error}"]
+        return 0.0, [f"raised {in_brief(error)}"]
     problems = guard.violations(found)
     if shapes is not None:
         misfits = _misfits(found, shapes)
@@ -128,6 +138,9 @@ def _judge(
             return float("inf"), misfits + problems
     if expected is None:
         return 0.0, problems
+    if len(found) != len(expected) or not all(map(_is_tensor, found)):
+        kinds = ", ".join(type(each).__name__ for each in found)
+        return float("inf"), [f"returned ({kinds}), the oracle {len(expected)} tensors", *problems]
     if spec.canonical is not None:
         found = spec.canonical(found, *args, **options)
         expected = spec.canonical(expected, *args, **options)
@@ -170,8 +183,7 @@ def _call_arguments(
     except OpNotSupported as why:
         raise Unsupported(str(why)) from why
     if impl.supports is not None:
-        query = spec.query(*given[0], **given[1])
-        verdict = Verdict.of(impl.supports(query), f"does not support {query}")
+        verdict = answer(impl, spec.query(*given[0], **given[1]))
         if not verdict:
             raise Unsupported(verdict.reason)
     names = positional_names(spec)
@@ -208,6 +220,10 @@ def _misfits(found: tuple[Any, ...], shapes: tuple[Any, ...]) -> list[str]:
 def as_tuple(result: Any) -> tuple[Any, ...]:
     """Results as a tuple, also where there is one."""
     return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def _is_tensor(value: Any) -> bool:
+    return value is None or isinstance(value, torch.Tensor)
 
 
 def _line(error: BaseException) -> str:

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from vllm_fl_dispatch.contracts import describe, lowered, signature_of
+from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.support import answer
 from vllm_fl_dispatch.testing.kit import Outcome, Subject, as_tuple, run_case
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
 from vllm_fl_dispatch.types import Query
@@ -36,15 +39,25 @@ def facts_hold_no_token_count(subject: Subject) -> None:
 
 
 def predicate_bears_what_is_not_known(subject: Subject) -> None:
-    """`supports` answers though nothing is known of a call: when a layer is built, facts are None.
+    """`supports` answers where facts are unknown: a layer is built before, say, the width is.
 
     Raises:
-        whatever `supports` raised; in service that would be a no.
+        AssertionError: with the fact, and what `supports` raised.
     """
-    spec, impl = subject.spec, subject.impl
-    if impl.supports is not None:
-        impl.supports(Query(spec.name))
-        impl.supports(Query(spec.name, dict.fromkeys(spec.fact_names)))
+    for case in _light(subject, limit=6):
+        maker = Maker("cpu")
+        facts = subject.spec.query(*case.make(maker), **case.options(maker)).facts
+        for unknown in [[name] for name in facts] + [list(facts)]:
+            known = {name: value for name, value in facts.items() if name not in unknown}
+            try:
+                answer(subject.impl, Query(subject.spec.name, known))
+            # Whatever it raises is the finding.
+            except Exception as error:
+                raise AssertionError(
+                    f"{subject}: supports raised {in_brief(error)} where {', '.join(unknown)} "
+                    "is not known; query.get(name) is None then, and the answer should be yes: "
+                    "it is asked again at each call"
+                ) from error
 
 
 def shape_function_is_symbolic(subject: Subject) -> None:
@@ -102,6 +115,49 @@ def opaque_operator_keeps_torchs_rules(subject: Subject) -> None:
             case.options(maker),
             test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         )
+
+
+def schema_is_that_of_the_contract(subject: Subject) -> None:
+    """The torch schema has the contract's parameters, by name, order and kind.
+
+    Raises:
+        AssertionError: with both.
+    """
+    spec = subject.spec
+    assert spec.schema is not None, f"{spec.name} has no torch schema"
+    arguments = torch._C.parse_schema(f"{spec.name}{spec.schema}").arguments
+    found = [(each.name, each.kwarg_only) for each in arguments]
+    parameters = signature_of(spec.contract).parameters.values()
+    expected = [(each.name, each.kind is each.KEYWORD_ONLY) for each in parameters]
+    assert found == expected, f"{spec.name}{spec.schema} does not fit {describe(spec)}"
+
+
+def traceable_code_is_traced(subject: Subject) -> None:
+    """What declares `traceable` compiles as a whole, for any number of rows, to the same results.
+
+    Raises:
+        AssertionError: the results differ, or the compiler cannot look into it.
+    """
+    if not subject.impl.traceable:
+        return
+    torch.compiler.reset()
+    for case in served(subject, limit=1):
+        maker = Maker(subject.device)
+        args, options = lowered(subject.spec, subject.fn, case.make(maker), case.options(maker))
+        compiled = torch.compile(subject.fn, fullgraph=True, dynamic=True, backend="aot_eager")
+        expected = as_tuple(subject.fn(*_cloned(args), **options))
+        try:
+            found = as_tuple(compiled(*_cloned(args), **options))
+        except Exception as error:  # noqa: BLE001  # the compiler's, or the code's
+            raise AssertionError(
+                f"{subject} is declared traceable, and cannot be traced: {in_brief(error)}"
+            ) from None
+        for have, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(have, want, equal_nan=True)
+
+
+def _cloned(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in args)
 
 
 def views_compile_correctly(subject: Subject) -> None:
@@ -197,6 +253,8 @@ CHECKS = (
     facts_hold_no_token_count,
     predicate_bears_what_is_not_known,
     shape_function_is_symbolic,
+    schema_is_that_of_the_contract,
     opaque_operator_keeps_torchs_rules,
+    traceable_code_is_traced,
     views_compile_correctly,
 )

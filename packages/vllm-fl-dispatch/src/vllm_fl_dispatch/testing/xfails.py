@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.testing.kit import Subject
+from vllm_fl_dispatch.testing.subjects import Absent
 
 _LINE = re.compile(r"(?P<op>\w+)\[(?P<pattern>[^\]]+)\]\s*:\s*(?P<reason>\S.*)")
 
@@ -49,7 +51,23 @@ def read_xfails(path: Path) -> tuple[Xfail, ...]:
     return tuple(found)
 
 
-def unused(xfails: Iterable[Xfail], cases: Iterable[tuple[str, str]]) -> list[Xfail]:
-    """Lines that match no (operator, case): the file says something that is not so."""
-    known = list(cases)
-    return [each for each in xfails if not any(each.matches(op, case) for op, case in known)]
+def check_used(
+    xfails: Iterable[Xfail], subjects: Iterable[Subject], absent: Iterable[Absent] = ()
+) -> None:
+    """Raise PolicyError for lines that match no case: the file says something that is not so.
+
+    Args:
+        absent: of operators that cannot be tested here nothing is said.
+    """
+    known = [(subject.spec.name, case.name) for subject in subjects for case in subject.cases()]
+    unknown = {each.impl.op_name for each in absent}
+    idle = [
+        f"{each.op}[{each.pattern}]"
+        for each in xfails
+        if each.op not in unknown and not any(each.matches(op, case) for op, case in known)
+    ]
+    if idle:
+        raise PolicyError(
+            f"known failures: no case matches {', '.join(idle)}; tested here: "
+            f"{', '.join(dict.fromkeys(op for op, _ in known)) or '(nothing)'}"
+        )

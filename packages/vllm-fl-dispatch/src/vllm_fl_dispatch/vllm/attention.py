@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_fl_dispatch.contracts import missing_options
-from vllm_fl_dispatch.errors import NoImplementation, RequestError
+from vllm_fl_dispatch.errors import NoImplementation, RequestError, in_brief
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.selectors import ATTENTION_BACKEND
@@ -69,7 +69,7 @@ def choose(
             problems = compat_attention.attention_problems(compat.import_path(path), request)
         # An implementation may raise anything, from OpNotSupported to what an import raises.
         except Exception as error:  # noqa: BLE001
-            path, problems = "", [f"{type(error).__name__}: {error}"]
+            path, problems = "", [in_brief(error)]
         if not problems:
             manager.announce(ATTENTION_BACKEND, resolution, impl)
             return path
@@ -96,7 +96,7 @@ def _honoured(explicit: Any, request: Any) -> str:
         problems = compat_attention.attention_problems(compat.import_path(path), request)
     # Importing a backend of another device may raise anything.
     except Exception as error:  # noqa: BLE001
-        path, problems = explicit.name, [f"{type(error).__name__}: {error}"]
+        path, problems = explicit.name, [in_brief(error)]
     if problems:
         raise RequestError(
             f"--attention-backend {explicit.name} ({path}) cannot serve this model: "

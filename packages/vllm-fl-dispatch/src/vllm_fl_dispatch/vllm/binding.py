@@ -12,6 +12,7 @@ from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.resolution import Resolution
+from vllm_fl_dispatch.support import looks_at_unknown
 from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
 from vllm_fl_dispatch.vllm import compat
 
@@ -99,7 +100,7 @@ class Binder:
             refused[impl.impl_id] = failure
         manager.announce(spec, resolution, impl)
         if self._compiled:
-            return self._compiled_call(spec, impl, fn, native, options)
+            return self._compiled_call(spec, impl, fn, native, query, options)
         # The policy of an open scope stays with the layer; the process-wide one is followed.
         own_policy = None if policy is manager.policy else policy
         slot = manager.new_slot(
@@ -118,12 +119,20 @@ class Binder:
         return Bound(stock, impl, "stock")
 
     def _compiled_call(
-        self, spec: OpSpec, impl: OpImpl, fn: Call, native: Call | None, options: bool
+        self,
+        spec: OpSpec,
+        impl: OpImpl,
+        fn: Call,
+        native: Call | None,
+        query: Query,
+        options: bool,
     ) -> Bound:
         if impl.impl_id == NATIVE and native is not None:
             return Bound(native, impl, "inlined")
-        # Options that it lacks are lowered behind the opaque operator only.
-        if impl.inlinable and not (options and missing_options(spec, fn)):
+        # Options that it lacks are lowered behind the opaque operator only, and what the layer
+        # does not know yet is asked about there.
+        lowers = options and missing_options(spec, fn)
+        if impl.inlinable and not lowers and not looks_at_unknown(impl, query):
             return Bound(fn, impl, "inlined")
         from vllm_fl_dispatch.torch_ops import opaque
 

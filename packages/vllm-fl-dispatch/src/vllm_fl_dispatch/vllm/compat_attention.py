@@ -38,7 +38,7 @@ def attention_problems(candidate: Any, request: Any = None) -> list[str]:
     if missing:
         return [f"it lacks {', '.join(missing)}, which this vLLM calls"]
     if backend.get_name() not in AttentionBackendEnum.__members__:
-        return [f"its name {backend.get_name()!r} is no member of AttentionBackendEnum"]
+        return [f"its name {backend.get_name()!r} is no member of AttentionBackendEnum: CUSTOM is"]
     if request is None:
         return []
     known = inspect.signature(backend.validate_configuration).parameters

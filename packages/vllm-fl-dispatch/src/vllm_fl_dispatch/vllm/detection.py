@@ -37,7 +37,7 @@ def device() -> DeviceSpec | None:
     manager = get_default_manager()
     manager.ensure_built()
     known = sorted(
-        (spec for _, spec in devices(manager.records)), key=lambda spec: spec.device_type == "cpu"
+        (spec for _, spec in devices(manager.records)), key=lambda spec: spec.platform == "cpu"
     )
     wanted = (environment.read("VLLM_FL_PLATFORM") or "").strip().lower()
     asked = next((spec for spec in known if spec.platform == wanted), None)

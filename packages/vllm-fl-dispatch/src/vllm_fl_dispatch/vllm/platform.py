@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.types import DeviceSpec
-from vllm_fl_dispatch.vllm import attention, compat, compat_platform, detection
+from vllm_fl_dispatch.vllm import attention, compat, compat_platform, detection, device_check
 from vllm_fl_dispatch.vllm.generic_device import GenericDevice
 
 WORKER = "vllm_fl_dispatch.vllm.worker.WorkerFL"
@@ -70,6 +70,7 @@ def platform_for(spec: DeviceSpec) -> type:
     """The class of vLLM's platform for a device."""
     from vllm.platforms.interface import Platform, PlatformEnum
 
+    device_check.check(spec)
     with compat_platform.stand_ins_for_kernels():
         base = compat.import_path(spec.platform_class.replace(":", "."))
     compat_platform.prepare(spec)

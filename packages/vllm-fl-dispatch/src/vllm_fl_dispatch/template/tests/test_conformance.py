@@ -24,7 +24,7 @@ def test_every_kernel_can_run_here() -> None:
     assert not ABSENT, [f"{each.impl}: {each.reason}" for each in ABSENT]
 
 
-@pytest.mark.parametrize(("subject", "case"), parameters(SUBJECTS, XFAILS))
+@pytest.mark.parametrize(("subject", "case"), parameters(SUBJECTS, XFAILS, ABSENT))
 def test_case(subject: Subject, case: Case) -> None:
     check(subject, case)
 

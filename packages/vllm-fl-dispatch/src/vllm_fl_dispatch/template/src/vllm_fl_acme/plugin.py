@@ -15,7 +15,9 @@ vllm_fl_api = 1
 
 CONFIG = Path(__file__).parent / "config"
 
-#: Names that vLLM and torch have for the device.
+#: Names that vLLM and torch have for the device. Here the host's processor stands for it: for a
+#: device of its own, device_type, dispatch_key and torch_module are others ("acme",
+#: "PrivateUse1", "torch_acme"), and the two classes are left out.
 DEVICE = DeviceSpec(
     platform="acme",
     device_type="cpu",
@@ -24,6 +26,8 @@ DEVICE = DeviceSpec(
     torch_module="torch.cpu",
     communication_backend="gloo",
     visible_devices_variable="ACME_VISIBLE_DEVICES",
+    platform_class="vllm.platforms.cpu:CpuPlatform",
+    worker_class="vllm.v1.worker.cpu_worker:CPUWorker",
 )
 
 #: operator -> (module of `impl/` that has a function of that name, what else is known about it;
