@@ -149,17 +149,19 @@ def run_tests(session: nox.Session, path: Path, *arguments: str) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The unit tests of every distribution, without vLLM; the core's with branch coverage."""
+    """The unit tests of every distribution, without vLLM, and of the tools; the core's with
+    branch coverage."""
     install_editable(session, *TEST_TOOLS)
     for path in PACKAGES:
         run_tests(session, path, *(COVERAGE if path.name == CORE else []))
+    run_tests(session, ROOT / "tools")
 
 
 @nox.session
 def unit_full(session: nox.Session) -> None:
     """The same with what is too long for every change."""
     install_editable(session, *TEST_TOOLS)
-    for path in PACKAGES:
+    for path in [*PACKAGES, ROOT / "tools"]:
         session.run("pytest", str(path / "tests"), "-m", "not gpu", *session.posargs)
 
 
@@ -354,7 +356,8 @@ def versions(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Tests on an NVIDIA device, in the environment that has vLLM's CUDA build."""
     folders = [str(path / "tests") for path in PACKAGES]
-    session.run("python", "-m", "pytest", "-m", "gpu", "-s", *folders, *session.posargs)
+    for chosen in (folders, [str(INTEGRATION)]):
+        session.run("python", "-m", "pytest", "-m", "gpu", "-s", *chosen, *session.posargs)
 
 
 @nox.session
@@ -400,6 +403,18 @@ def build(session: nox.Session) -> None:
         (ROOT / "dist").mkdir()
         for file in released:
             shutil.copy(file, ROOT / "dist")
+
+
+@nox.session
+def bundle(session: nox.Session) -> None:
+    """Archives of vLLM's CUDA build, FlagGems and our distributions for a machine without a
+    network; `-- --help` lists what can be chosen."""
+    provision(session, ["bundle"], lambda: session.install("packaging"))
+    wheels, output = cached(session, "bundle-wheels"), cached(session, "bundle")
+    script = str(ROOT / "tools" / "bundle" / "make.py")
+    # Given behind, arguments of the command line replace these.
+    session.run("python", script, "--wheels", str(wheels), "--output", str(output),
+                *session.posargs)  # fmt: skip
 
 
 def install_fresh(session: nox.Session, wheels: Path) -> None:

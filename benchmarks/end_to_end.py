@@ -12,23 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-# Engines are built under one policy each, below; vLLM's own loading would activate just one.
-os.environ.setdefault("VLLM_PLUGINS", "")
+import engines
 
 #: name -> configuration of a Hugging Face model
 SHAPES: dict[str, dict[str, Any]] = {
@@ -48,15 +41,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-#: name -> what to set on top of the defaults of the platform; None: the plugin is not active
-POLICIES: dict[str, dict[str, Any] | None] = {
-    "stock": None,
-    "default": {},
-    "vendor": {"prefer": "vendor", "orders": "vendor|reference"},
-    "flagos": {"prefer": "flagos", "orders": "flagos|reference"},
-    "reference": {"prefer": "reference", "orders": "reference"},
-}
-
 
 @dataclass
 class Engine:
@@ -71,76 +55,25 @@ class Engine:
 
 def build(name: str, model: Path, mode: str, share: float) -> Engine:
     """An engine under a policy, its layers bound to it."""
-    from vllm_fl_dispatch import get_default_manager, policy_context
-    from vllm_fl_dispatch.vllm.plugin import activate
-
-    manager = get_default_manager()
-    manager.report.enabled = False
-    settings = POLICIES[name]
-    scope: Any = nullcontext()
-    if settings is not None:
-        policy = manager.policy
-        if settings:
-            ops = [op for op in manager.registry.op_names() if manager.registry.impls(op)]
-            orders: Any = dict.fromkeys(ops, settings["orders"])
-            policy = policy.with_values("benchmark", prefer=settings["prefer"])
-            policy = policy.with_values("benchmark", per_op_order=orders)
-        scope = policy_context(policy)
-    import vllm
-
-    with scope:
-        if settings is not None:
-            print(f"{name}: layers replaced: {activate()}", file=sys.stderr)
-        else:
-            clear()
-        llm = vllm.LLM(
-            model=str(model),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            enforce_eager=mode == "eager",
-            gpu_memory_utilization=share,
-            max_model_len=1024,
-            max_num_seqs=64,
-            distributed_executor_backend="uni",
-            enable_prefix_caching=False,
-        )
-    engine = Engine(name, llm, _served(llm))
-    clear()
+    llm = engines.build(
+        name,
+        model=str(model),
+        load_format="dummy",
+        enforce_eager=mode == "eager",
+        gpu_memory_utilization=share,
+        max_model_len=1024,
+        max_num_seqs=64,
+    )
+    engine = Engine(name, llm, engines.served(llm))
     _watch(engine)
     return engine
-
-
-def clear() -> None:
-    """Let vLLM construct its own classes again."""
-    from vllm_fl_dispatch.vllm.layers import Dispatched
-    from vllm_fl_dispatch.vllm.replaceable import replaceable
-
-    for layer in replaceable():
-        if issubclass(layer.site.current() or object, Dispatched):
-            layer.site.remove()
-
-
-def _runner(llm: Any) -> Any:
-    core = llm.llm_engine.engine_core.engine_core
-    return core.model_executor.driver_worker.worker.model_runner
-
-
-def _served(llm: Any) -> dict[str, str]:
-    """class of a layer -> the function it runs, as a check that policies were in force."""
-    found = {}
-    for module in _runner(llm).model.modules():
-        method = getattr(module, "_forward_method", None)
-        if method is not None:
-            name = getattr(method, "__qualname__", str(method))
-            found[type(module).__name__] = name
-    return found
 
 
 def _watch(engine: Engine) -> None:
     """Events around each pure decode step."""
     import torch
 
-    runner = _runner(engine.llm)
+    runner = engines.runner(engine.llm)
     original: Callable[..., Any] = runner.execute_model
 
     def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,16 +119,16 @@ def window(engine: Engine, batch: int, tokens: int, profiled: bool = False) -> d
     }
 
 
-def measure(engines: list[Engine], batches: list[int], windows: int, tokens: int) -> None:
+def measure(built: list[Engine], batches: list[int], windows: int, tokens: int) -> None:
     """Alternate windows among the engines; the first round is thrown away."""
     for batch in batches:
         for number in range(windows + 1):
-            order = engines if number % 2 else engines[::-1]
+            order = built if number % 2 else built[::-1]
             for engine in order:
                 result = window(engine, batch, tokens)
                 if number:
                     engine.results.setdefault(batch, []).append(result)
-        for engine in engines:
+        for engine in built:
             try:
                 profiled = window(engine, batch, tokens, profiled=True)
             except RuntimeError as error:  # a machine without the profiler's interface
@@ -205,12 +138,12 @@ def measure(engines: list[Engine], batches: list[int], windows: int, tokens: int
                 result.update(profiled)
 
 
-def summary(engines: list[Engine], batches: list[int]) -> list[dict[str, Any]]:
+def summary(built: list[Engine], batches: list[int]) -> list[dict[str, Any]]:
     """Medians, and ratios to the first engine window by window."""
     rows = []
     for batch in batches:
-        base = engines[0].results[batch]
-        for engine in engines:
+        base = built[0].results[batch]
+        for engine in built:
             results = engine.results[batch]
             row: dict[str, Any] = {"policy": engine.name, "batch": batch}
             for key in results[0]:
@@ -221,36 +154,13 @@ def summary(engines: list[Engine], batches: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> dict[str, str]:
-    """What it ran on."""
-    import torch
-    import vllm
-
-    from vllm_fl_dispatch.probing import version_of
-
-    return {
-        "device": torch.cuda.get_device_name(),
-        "driver": _driver(),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-        "triton": version_of("triton") or "",
-        "vllm": vllm.__version__,
-        "flag_gems": version_of("flag-gems") or version_of("flag_gems") or "",
-        "python": platform.python_version(),
-    }
-
-
-def _driver() -> str:
-    path = Path("/proc/driver/nvidia/version")
-    return path.read_text().split("  ")[1].strip() if path.exists() else "unknown"
-
-
 def main() -> None:
     """Build, measure, print a table and append the raw figures to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--mode", choices=("eager", "graphs"), default="graphs")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["stock", "default"])
+    parser.add_argument("--policies", nargs="+", choices=engines.POLICIES,
+                        default=["stock", "default"])  # fmt: skip
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])
     parser.add_argument("--windows", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
@@ -263,13 +173,13 @@ def main() -> None:
         config["num_hidden_layers"] = options.layers
     (folder / "config.json").write_text(json.dumps(config))
     share = 0.8 / len(options.policies)
-    engines = []
+    built = []
     for name in options.policies:
         begin = time.perf_counter()
-        engines.append(build(name, folder, options.mode, share))
+        built.append(build(name, folder, options.mode, share))
         print(f"{name}: built in {time.perf_counter() - begin:.0f} s", file=sys.stderr)
-    measure(engines, options.batches, options.windows, options.tokens)
-    rows = summary(engines, options.batches)
+    measure(built, options.batches, options.windows, options.tokens)
+    rows = summary(built, options.batches)
     for row in rows:
         figures = "  ".join(
             f"{key} {value:.3f}" for key, value in row.items() if isinstance(value, float)
@@ -279,12 +189,12 @@ def main() -> None:
         )
     if options.output:
         record = {
-            "machine": machine(),
+            "machine": engines.machine(),
             "shape": options.shape,
             "mode": options.mode,
             "tokens": options.tokens,
-            "served": {engine.name: engine.served for engine in engines},
-            "windows": {engine.name: engine.results for engine in engines},
+            "served": {engine.name: engine.served for engine in built},
+            "windows": {engine.name: engine.results for engine in built},
             "summary": rows,
         }
         with options.output.open("a", encoding="utf-8") as file:

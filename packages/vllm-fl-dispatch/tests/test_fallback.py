@@ -58,6 +58,27 @@ def test_a_failure_is_remembered_for_its_kind_of_call_only(make_manager: Any) ->
     assert served == ["vendor.acme", "reference.torch"] * 2
 
 
+def test_a_kind_that_was_served_without_checks_fails_over_like_any_other(make_manager: Any) -> None:
+    """Its predicate was asked once for the kind; the function still may raise."""
+    asked, failing = [], Failing(width=0)
+
+    def supports(query: Any) -> bool:
+        asked.append(query.last_dim)
+        return bool(query.last_dim != 4)
+
+    manager = make_manager(impl("vendor.acme", failing, supports=supports), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    widths = (8, 8, 8, 4, 8)
+    served = [op(torch.ones(2, width)) for width in widths]
+    assert served == ["vendor.acme"] * 3 + ["reference.torch", "vendor.acme"]
+    assert asked == [8, 4]
+    failing.width = 8
+    assert [op(torch.ones(2, width)) for width in (8, 8, 6)] == [
+        "reference.torch", "reference.torch", "vendor.acme",
+    ]  # fmt: skip
+    assert failing.attempts == 6, "remembered, so not tried again"
+
+
 def test_failures_can_be_cleared(make_manager: Any) -> None:
     failing = Failing()
     manager = make_manager(impl("vendor.acme", failing), impl("reference.torch"))

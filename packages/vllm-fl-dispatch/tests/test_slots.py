@@ -156,3 +156,15 @@ def test_a_layer_that_is_gone_is_not_kept_by_what_counts_its_calls(
     del layer, slot, stock
     gc.collect()
     assert gone() is None
+
+
+def test_who_holds_what_a_call_runs_now_may_pass_options(make_manager: Any) -> None:
+    def norm(
+        x: Any, weight: Any, epsilon: float, *, variance_size: Any = None, weight_offset: float = 0
+    ) -> float:
+        return weight_offset
+
+    manager = make_manager(impl("vendor.acme", norm, op="rms_norm", supports=lambda query: True))
+    current = manager.slot("rms_norm").current
+    assert current(X, None, 1e-6) == 0
+    assert current(X, None, 1e-6, weight_offset=1.0) == 1.0

@@ -1,6 +1,7 @@
 """What our adapters cost on the host, over FlagGems' functions called directly, per call.
 
-usage: python packages/vllm-fl-flaggems/benchmarks/host_cost.py [--rounds N] [--gate MICROSECONDS]
+usage: python packages/vllm-fl-flaggems/benchmarks/host_cost.py [--gate MICROSECONDS]
+       [--output FILE]
 
 One token of a model of 8B, where nothing hides the host. The two calls of a pair run in alternating
 batches of one process; quoted is the median over the rounds of the difference within a round.
@@ -9,12 +10,14 @@ batches of one process; quoted is the median over the rounds of the difference w
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 CALLS = 200
@@ -94,6 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--gate", type=float, help="microseconds that an adapter may cost")
+    parser.add_argument("--output", type=Path, help="file to append the figures to")
     options = parser.parse_args()
     import torch
 
@@ -120,6 +124,16 @@ def main() -> int:
             f"{name:<20} adapter {statistics.median(found):7.2f} us   "
             f"FlagGems {statistics.median(direct):7.2f} us   over it {costs[name]:6.2f} us"
         )
+    if options.output:
+        record = {
+            "what": "host cost over FlagGems, us",
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "flag_gems": str(library.version()),
+            "operators": costs,
+        }
+        with options.output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
     over = {name: cost for name, cost in costs.items() if options.gate and cost > options.gate}
     for name, cost in over.items():
         print(f"{name} costs {cost:.2f} us, accepted {options.gate:.2f}")

@@ -49,7 +49,10 @@ class Chain:
         self._strict = strict
         self._donate = donate
         self._proved = proved
+        self._facts = spec.facts or (lambda *args, **options: ())
         self._plans: dict[Hashable, tuple[Candidate, ...]] = {}
+        #: facts -> who serves plain calls of this kind without anything more to be looked at.
+        self._direct: dict[Hashable, Candidate] = {}
         self._data = tuple(positional_names(spec).index(name) for name in spec.data)
 
     @property
@@ -59,23 +62,35 @@ class Chain:
 
     def call(self, *args: Any, **options: Any) -> Any:
         """Call the first candidate that may serve these arguments, and can."""
-        return self._run(args, options, {})
+        return self._run(args, options, {}, self._facts(*args, **options))
+
+    def plain_call(self, *args: Any) -> Any:
+        """The same for calls that leave every option at its default; costs less."""
+        key = self._facts(*args)
+        direct = self._direct.get(key)
+        if direct is None:
+            return self._run(args, {}, {}, key)
+        try:
+            return direct.fn(*args)
+        except Exception as error:  # noqa: BLE001  # as in `_run`
+            return self.recover(error, direct, args, {})
 
     def recover(
         self, error: Exception, failed: Candidate, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """A candidate that stood in the handle itself raised: go on with the others, or raise."""
         remember = self._may_continue(error, failed, intact=not failed.mutated)
-        return self._run(args, options, {failed: error if remember else None})
+        failures = {failed: error if remember else None}
+        return self._run(args, options, failures, self._facts(*args, **options))
 
     def _run(
         self,
         args: tuple[Any, ...],
         options: dict[str, Any],
         failed: dict[Candidate, Exception | None],
+        key: Hashable,
     ) -> Any:
         """Call the candidates in order until one answers; `failed` ones have been tried."""
-        key = () if self._spec.facts is None else self._spec.facts(*args, **options)
         first_error = next((error for error in failed.values() if error is not None), None)
         reasons: dict[str, str] = {}
         for candidate in self._plan(key, args, options):
@@ -130,6 +145,8 @@ class Chain:
                 if reason(candidate.impl, key) is None and candidate.refusal(args, options) is None
             )
             self._plans[key] = plan
+            if plan and not (plan[0].limited or plan[0].mutated):
+                self._direct[key] = plan[0]
         return plan
 
     def _is_empty(self, args: tuple[Any, ...]) -> bool:

@@ -114,7 +114,9 @@ class Slot:
     @property
     def current(self) -> Call:
         """The function that a plain call runs now; stale after the next change."""
-        return self._functions(self._bind())[0]
+        chain = self._bind()
+        # Who holds it may pass options.
+        return chain.first.fn if self._is_direct(chain.first) else chain.call
 
     def _load_candidates(self) -> tuple[Resolution, tuple[Candidate, ...]]:
         """Resolve and load; what cannot be loaded is remembered and resolved away."""
@@ -151,8 +153,9 @@ class Slot:
     def _functions(self, chain: Chain) -> tuple[Call, Call]:
         """What stands in the handle for calls without options, and for calls with."""
         first = chain.first
-        plain = first.fn if self._is_direct(first) else chain.call
-        return plain, chain.call if first.missing else plain
+        direct = self._is_direct(first)
+        plain = first.fn if direct else chain.plain_call
+        return plain, first.fn if direct and not first.missing else chain.call
 
     def _point_at(self, plain: Call, optioned: Call) -> None:
         self._handle.rebind(plain, optioned)

@@ -1,11 +1,17 @@
-"""Attention on a device against scaled_dot_product_attention in float32, eagerly and in graphs."""
+"""Attention on a device against scaled_dot_product_attention in float32, eagerly and in graphs.
+
+`-m "gpu and smoke"` runs a selection for where time is short: Triton compiles a kernel for each
+dtype, head size and layer. Of the combinations those are taken in which any two values meet.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from pairs import pairwise
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_fl_flaggems.impl.limits import INT32_MAX
@@ -28,6 +34,18 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 #: dtype -> what one element may be off: rounding of the products' operands and of the result
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+AXES = (tuple(TOLERANCE), (64, 80, 96, 128, 256), tuple(PHASES), tuple(LAYERS))
+
+
+def combinations() -> list[Any]:
+    """All of them, those of the selection marked."""
+    chosen = pairwise(*AXES)
+    return [
+        pytest.param(
+            *each, id="-".join(map(str, each)), marks=[pytest.mark.smoke] * (each in chosen)
+        )
+        for each in itertools.product(*AXES)
+    ]
 
 
 def truth(given: Any, layer: Any) -> torch.Tensor:
@@ -63,10 +81,7 @@ def exact_products(device: str) -> Any:
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("dtype", "size", "phase", "layer"), combinations())
 def test_attention(dtype: torch.dtype, size: int, phase: str, layer: str) -> None:
     from attention_cases import batch
 
@@ -94,6 +109,7 @@ def test_alibi() -> None:
         torch.testing.assert_close(given.attend(ours).float(), want, atol=1.6e-2, rtol=1.6e-2)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("window", [None, 100])
 def test_a_captured_decode_follows_lengths_and_blocks(window: int | None) -> None:
     """What vLLM does: capture once with length 1, then fill in what each step has."""
@@ -127,8 +143,15 @@ def test_a_captured_decode_follows_lengths_and_blocks(window: int | None) -> Non
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("heads", [16, 128])
-@pytest.mark.parametrize("scale", [192**-0.5, 0.1352337788608801])
+@pytest.mark.parametrize(
+    ("heads", "scale"),
+    [
+        pytest.param(16, 192**-0.5, marks=pytest.mark.smoke),
+        pytest.param(128, 0.1352337788608801, marks=pytest.mark.smoke),
+        (16, 0.1352337788608801),
+        (128, 192**-0.5),
+    ],
+)
 def test_latent_attention_of_a_decode(dtype: torch.dtype, heads: int, scale: float) -> None:
     from attention_cases import batch, expected
 
@@ -166,6 +189,7 @@ def test_the_cache_is_written_beyond_32_bits() -> None:
     assert torch.equal(cache[-1, -1], torch.cat([key[0], -key[0]], dim=-1))
 
 
+@pytest.mark.smoke
 def test_latent_entries_are_written() -> None:
     from vllm_fl_flaggems.impl import kv_cache
 

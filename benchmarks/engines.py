@@ -1,0 +1,115 @@
+"""Engines of vLLM in this process, each built under a policy of its own; what they ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from vllm_fl_dispatch.vllm.detection import has_kernels
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+# Engines are built under one policy each, below; vLLM's own loading would activate just one. A
+# vLLM without its compiled modules needs our platform, which bears the same name.
+os.environ.setdefault("VLLM_PLUGINS", "" if has_kernels() else "fl")
+
+OFF = {"VLLM_FL_PREFER_ENABLED": "0"}
+#: name -> what to set on top of the defaults of the platform; None: the plugin is not active
+POLICIES: dict[str, dict[str, Any] | None] = {
+    "stock": None,
+    "off": {"environ": OFF},
+    "default": {},
+    "vendor": {"prefer": "vendor", "orders": "vendor|reference"},
+    "flagos": {"prefer": "flagos", "orders": "flagos|reference"},
+    "reference": {"prefer": "reference", "orders": "reference"},
+}
+
+
+def build(policy: str, **options: Any) -> Any:
+    """A `vllm.LLM` with these options whose layers are bound under a policy of `POLICIES`."""
+    from vllm_fl_dispatch import get_default_manager, policy_context
+    from vllm_fl_dispatch.vllm.plugin import activate
+
+    manager = get_default_manager()
+    manager.report.enabled = False
+    settings = POLICIES[policy]
+    import vllm
+
+    clear()
+    with ExitStack() as scope:
+        if settings is not None:
+            scope.enter_context(mock.patch.dict(os.environ, settings.get("environ", {})))
+            chosen = manager.policy
+            if "orders" in settings:
+                ops = [op for op in manager.registry.op_names() if manager.registry.impls(op)]
+                orders: Any = dict.fromkeys(ops, settings["orders"])
+                chosen = chosen.with_values("benchmark", prefer=settings["prefer"])
+                chosen = chosen.with_values("benchmark", per_op_order=orders)
+            scope.enter_context(policy_context(chosen))
+            print(f"{policy}: layers replaced: {activate()}", file=sys.stderr)
+        llm = vllm.LLM(
+            skip_tokenizer_init=True,
+            distributed_executor_backend="uni",
+            enable_prefix_caching=False,
+            **options,
+        )
+    clear()
+    return llm
+
+
+def clear() -> None:
+    """Let vLLM construct its own classes again."""
+    from vllm_fl_dispatch.vllm.layers import Dispatched
+    from vllm_fl_dispatch.vllm.replaceable import replaceable
+
+    for layer in replaceable():
+        if issubclass(layer.site.current() or object, Dispatched):
+            layer.site.remove()
+
+
+def runner(llm: Any) -> Any:
+    """The model runner of an engine."""
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def served(llm: Any) -> dict[str, str]:
+    """class of a layer -> the function it runs, as a check that policies were in force."""
+    found = {}
+    for module in runner(llm).model.modules():
+        method = getattr(module, "_forward_method", None)
+        if method is not None:
+            found[type(module).__name__] = getattr(method, "__qualname__", str(method))
+    return found
+
+
+def machine() -> dict[str, str]:
+    """What it ran on."""
+    import torch
+    import vllm
+
+    from vllm_fl_dispatch.probing import version_of
+
+    on_device = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if on_device else platform.machine(),
+        "driver": _driver(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "triton": version_of("triton") or "",
+        "vllm": vllm.__version__,
+        "compiled": "with kernels" if has_kernels() else "without kernels",
+        "flag_gems": version_of("flag-gems") or version_of("flag_gems") or "",
+        "python": platform.python_version(),
+    }
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().split("  ")[1].strip() if path.exists() else "none"
