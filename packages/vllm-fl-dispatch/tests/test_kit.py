@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vllm_fl_dispatch import OpNotSupported, Verdict
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
@@ -22,7 +23,6 @@ from vllm_fl_dispatch.testing.structure import (
     schema_is_that_of_the_contract,
     traceable_code_is_traced,
 )
-from vllm_fl_dispatch.types import OpSpec
 
 from .conftest import impl
 from .planted import (

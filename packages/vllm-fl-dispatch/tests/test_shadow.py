@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from vllm_fl_dispatch import OpManager, PolicyError, SelectionPolicy, api, report_files
 from vllm_fl_dispatch.cli.commands import app
 from vllm_fl_dispatch.logger_manager import OnceLogger
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.shadow import names
 from vllm_fl_dispatch.shadow.records import Sampling
 from vllm_fl_dispatch.torch_ops import opaque
-from vllm_fl_dispatch.types import OpImpl
 
 from .conftest import impl
 

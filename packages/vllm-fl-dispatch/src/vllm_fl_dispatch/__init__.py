@@ -43,18 +43,12 @@ from vllm_fl_dispatch.errors import (
 from vllm_fl_dispatch.hookspecs import hookimpl
 from vllm_fl_dispatch.logger_manager import get_logger, set_log_level
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import OpRegistry, Registrar
 from vllm_fl_dispatch.selectors import SelectorSpec
-from vllm_fl_dispatch.types import (
-    BackendImplKind,
-    BackendPriority,
-    DeviceSpec,
-    OpImpl,
-    OpSpec,
-    Query,
-    Verdict,
-)
+from vllm_fl_dispatch.types import BackendImplKind, BackendPriority, DeviceSpec, Query, Verdict
 
 __all__ = [
     "BackendImplKind",

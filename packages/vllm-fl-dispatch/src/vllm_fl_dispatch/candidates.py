@@ -9,7 +9,8 @@ from typing import Any
 from vllm_fl_dispatch.contracts import lower, missing_options, option_defaults, positional_names
 from vllm_fl_dispatch.fallback import copy_arguments
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.types import OpImpl, OpSpec
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 
 
 @dataclass(eq=False)

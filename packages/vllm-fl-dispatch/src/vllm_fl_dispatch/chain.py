@@ -10,8 +10,8 @@ from vllm_fl_dispatch.candidates import Candidate
 from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.errors import NoImplementation, OpNotSupported
 from vllm_fl_dispatch.fallback import may_continue
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.resolution import Outcome, Resolution
-from vllm_fl_dispatch.types import OpSpec
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager

@@ -8,8 +8,9 @@ from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.errors import ContractError, OpNotSupported
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.selectors import Spec
-from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -9,10 +9,11 @@ from typing import Any
 from vllm_fl_dispatch.contracts import describe
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import unknown_name
 from vllm_fl_dispatch.resolution import Resolution
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, Query
+from vllm_fl_dispatch.types import BackendImplKind, Query
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_fl_dispatch.errors import ImplementationFailed, OpNotSupported, in_brief
-from vllm_fl_dispatch.types import OpImpl
+from vllm_fl_dispatch.op_impl import OpImpl
 
 #: Failures kept per process; beyond that the oldest are forgotten.
 MAX_FAILURES = 1024

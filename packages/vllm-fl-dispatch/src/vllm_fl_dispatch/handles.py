@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from vllm_fl_dispatch.contracts import signature_of
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.op_spec import OpSpec
 
 Call = Callable[..., Any]
 #: (error, the function that raised, positional arguments, options) -> result

@@ -10,9 +10,11 @@ from vllm_fl_dispatch.errors import ContractError, in_brief
 from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.resolution import Facts
 from vllm_fl_dispatch.selectors import Spec
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, Query, Verdict
 
 logger = get_logger(__name__)
 

@@ -18,6 +18,8 @@ from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
 from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.public import PublicHandles
@@ -27,7 +29,7 @@ from vllm_fl_dispatch.resolution import Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.selectors import Spec
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, Query, Verdict
 
 logger = get_logger(__name__)
 

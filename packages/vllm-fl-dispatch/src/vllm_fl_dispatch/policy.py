@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.tokens import DEFAULT_ORDERS, parse_order, parse_preference
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl
+from vllm_fl_dispatch.types import BackendImplKind
 
 #: How the origins of shipped platform defaults begin. They yield to any preference that a user
 #: states; what a user wrote himself does not.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_fl_dispatch.handles import Call, Handle, make_handle
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.scopes import Scope, make_routers, scopes_here
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import OpSpec
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from vllm_fl_dispatch.contracts import check_contract
 from vllm_fl_dispatch.errors import ContractError, DuplicateError, UnknownOp
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.selectors import SelectorSpec, Spec
-from vllm_fl_dispatch.types import (
-    BackendImplKind,
-    OpImpl,
-    OpSpec,
-    Origin,
-)
+from vllm_fl_dispatch.types import BackendImplKind, Origin
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.types import OpImpl
+from vllm_fl_dispatch.op_impl import OpImpl
 
 
 @dataclass

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.selectors import SelectorSpec, Spec
 from vllm_fl_dispatch.tokens import token_matches
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, Query, Verdict
+from vllm_fl_dispatch.types import BackendImplKind, Query, Verdict
 
 
 class Outcome(str, enum.Enum):

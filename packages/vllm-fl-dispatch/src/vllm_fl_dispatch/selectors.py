@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from vllm_fl_dispatch.types import OpSpec, Query
+from vllm_fl_dispatch.op_spec import OpSpec
+from vllm_fl_dispatch.types import Query
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from vllm_fl_dispatch.candidates import Candidate
 from vllm_fl_dispatch.chain import Chain
 from vllm_fl_dispatch.errors import NoImplementation
 from vllm_fl_dispatch.handles import Call, make_handle
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.support import looks_at_unknown
-from vllm_fl_dispatch.types import OpImpl, OpSpec, Query
+from vllm_fl_dispatch.types import Query
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_fl_dispatch.types import OpImpl, Query, Verdict
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.types import Query, Verdict
 
 
 def answer(impl: OpImpl, query: Query) -> Verdict:

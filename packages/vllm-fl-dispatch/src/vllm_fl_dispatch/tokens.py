@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from vllm_fl_dispatch.errors import PolicyError
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.types import BackendImplKind
 
 #: Tokens of kinds; ``vendor:NAME`` and ``impl:ID`` name one vendor and one implementation.
 KIND_TOKENS = tuple(kind.value for kind in BackendImplKind)

@@ -17,8 +17,8 @@ import torch
 
 from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import OpSpec
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager

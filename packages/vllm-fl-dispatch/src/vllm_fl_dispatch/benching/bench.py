@@ -14,7 +14,7 @@ from vllm_fl_dispatch.benching.shapes import ModelShape
 from vllm_fl_dispatch.benching.variants import Variant, available, variants
 from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.manager import OpManager
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.op_spec import OpSpec
 
 
 @dataclass(frozen=True)

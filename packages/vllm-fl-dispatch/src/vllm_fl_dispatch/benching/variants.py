@@ -14,10 +14,12 @@ from vllm_fl_dispatch.contracts import lower
 from vllm_fl_dispatch.errors import OpNotSupported
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.torch_ops import opaque
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec
+from vllm_fl_dispatch.types import BackendImplKind
 
 #: ``eager``: the function itself. ``opaque``: behind its torch operator, as compiled code calls
 #: what it cannot trace. ``compiled``: by Inductor, alone. ``stock``: vLLM's own layer, eagerly.

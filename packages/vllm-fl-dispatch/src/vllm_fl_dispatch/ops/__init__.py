@@ -5,6 +5,7 @@ Oracles and conformance cases of a family are in its ``<family>_cases`` module.
 
 from __future__ import annotations
 
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops import (
     activation,
     alignment,
@@ -14,7 +15,6 @@ from vllm_fl_dispatch.ops import (
     rotary,
     routing,
 )
-from vllm_fl_dispatch.types import OpSpec
 
 SPECS: tuple[OpSpec, ...] = (
     *activation.SPECS,

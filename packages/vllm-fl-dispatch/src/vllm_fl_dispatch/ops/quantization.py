@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
-from vllm_fl_dispatch.types import OpSpec, Query
+from vllm_fl_dispatch.types import Query
 
 if TYPE_CHECKING:
     import torch

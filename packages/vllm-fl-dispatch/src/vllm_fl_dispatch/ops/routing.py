@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops import routing_cases as cases
-from vllm_fl_dispatch.types import OpSpec, Query
+from vllm_fl_dispatch.types import Query
 
 if TYPE_CHECKING:
     import torch

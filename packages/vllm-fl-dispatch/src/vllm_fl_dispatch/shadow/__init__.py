@@ -16,9 +16,10 @@ from vllm_fl_dispatch.candidates import Candidate
 from vllm_fl_dispatch.config.environment import parsed
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.shadow.records import Row, Sampling
-from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager

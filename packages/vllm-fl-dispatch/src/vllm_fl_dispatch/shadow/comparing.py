@@ -16,10 +16,11 @@ from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.fallback import capturing
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.shadow import names
 from vllm_fl_dispatch.shadow.difference import differences
 from vllm_fl_dispatch.shadow.records import Deviation
-from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.shadow import Shadow

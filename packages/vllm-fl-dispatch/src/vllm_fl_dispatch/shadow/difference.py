@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from vllm_fl_dispatch.contracts import positional_names
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.testing.compare import ulp_error
-from vllm_fl_dispatch.types import OpSpec
 
 #: Elements that are widened to float64 at a time.
 CHUNK = 1 << 22

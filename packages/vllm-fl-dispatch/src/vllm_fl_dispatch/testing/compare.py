@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_fl_dispatch.types import OpSpec
+from vllm_fl_dispatch.op_spec import OpSpec
 
 
 def ulp_error(

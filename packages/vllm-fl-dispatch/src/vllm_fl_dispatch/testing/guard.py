@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from vllm_fl_dispatch.contracts import positional_names
-from vllm_fl_dispatch.types import OpImpl, OpSpec
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 
 #: Storages above this are compared only where the arguments lie.
 MAX_STORAGE_BYTES = 2**26

@@ -12,11 +12,12 @@ import torch
 from vllm_fl_dispatch.contracts import lowered, positional_names
 from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.support import answer
 from vllm_fl_dispatch.testing.compare import MAX_MEAN_ULP, deviation, mean_error
 from vllm_fl_dispatch.testing.guard import Guard
-from vllm_fl_dispatch.types import OpImpl, OpSpec
 
 #: Two sets of numbers for each case: what an implementation kept of the first one shows.
 SEEDS = (0, 1)

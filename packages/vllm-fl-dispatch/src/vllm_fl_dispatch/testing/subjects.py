@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.registry import unknown_name
 from vllm_fl_dispatch.testing.kit import Subject
-from vllm_fl_dispatch.types import OpImpl, Verdict
+from vllm_fl_dispatch.types import Verdict
 
 
 @dataclass(frozen=True)

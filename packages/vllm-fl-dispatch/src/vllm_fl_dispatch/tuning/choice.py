@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_fl_dispatch.benching.figures import Figure, relative_costs
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.tokens import token_matches
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl
+from vllm_fl_dispatch.types import BackendImplKind
 
 STOCK = "stock"
 #: What vLLM itself runs where it compiles: the reference equals its native layers, bit for bit.

@@ -9,8 +9,9 @@ from vllm_fl_dispatch.contracts import missing_options
 from vllm_fl_dispatch.errors import NoImplementation, RequestError, in_brief
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.selectors import ATTENTION_BACKEND
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, Query
+from vllm_fl_dispatch.types import BackendImplKind, Query
 from vllm_fl_dispatch.vllm import compat, compat_attention
 
 logger = get_logger(__name__)

@@ -11,9 +11,11 @@ from vllm_fl_dispatch.errors import NoImplementation
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.support import looks_at_unknown
-from vllm_fl_dispatch.types import BackendImplKind, OpImpl, OpSpec, Query
+from vllm_fl_dispatch.types import BackendImplKind, Query
 from vllm_fl_dispatch.vllm import compat
 
 logger = get_logger(__name__)

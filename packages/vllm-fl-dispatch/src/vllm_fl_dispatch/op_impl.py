@@ -1,0 +1,111 @@
+"""The record of an implementation: who implements an operator, and whether it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from vllm_fl_dispatch.errors import in_brief
+from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.types import BackendImplKind, BackendPriority, Origin, Query, Verdict
+
+logger = get_logger(__name__)
+
+#: Fields of `OpImpl` that are called.
+_FUNCTIONS = ("fn", "load", "installed", "available", "supports")
+
+
+@dataclass(frozen=True)
+class OpImpl:
+    """One implementation of one operator.
+
+    Attributes:
+        op_name: the operator, e.g. ``rms_norm``.
+        impl_id: unique per operator: ``default.flagos``, ``vendor.<name>``, ``reference.torch``.
+        kind: DEFAULT, VENDOR or REFERENCE.
+        fn: the function, with the parameters of the operator's contract. Keyword-only options
+            of the contract may be left out: calls that need them then go elsewhere.
+        vendor: name of the vendor; required for kind VENDOR.
+        priority: breaks ties inside a token; by default the priority of the kind.
+        load: instead of `fn`: called once, when first bound, in the process that runs the
+            kernels; returns the function. Libraries that are costly or dangerous to import
+            (FlagGems, torch_npu) are imported only there.
+        installed: is the library there? Asked without importing it and without a device.
+        available: can it run in this process? Must not initialise a device.
+        supports: can it serve this query? Sees dtypes, sizes and options, never the token count.
+        needs_contiguous: serves contiguous inputs only; other inputs go to the next candidate.
+        max_numel: serves inputs of at most that many elements.
+        empty_ok: accepts zero rows; otherwise the core answers those itself.
+        mutates: names of the arguments it overwrites; each must be one that the contract donates.
+        traceable: pure torch that a compiler may look into; one with data limits is called
+            through its opaque operator all the same, where they can be enforced.
+        batch_invariant: a row's result does not depend on the other rows of the batch.
+        origin: filled in by the registrar.
+    """
+
+    op_name: str
+    impl_id: str
+    kind: BackendImplKind
+    fn: Callable[..., Any] | None = None
+    vendor: str | None = None
+    priority: int | None = None
+    _: KW_ONLY
+    load: Callable[[], Callable[..., Any]] | None = None
+    installed: Callable[[], Verdict | bool] | None = None
+    available: Callable[[], Verdict | bool] | None = None
+    supports: Callable[[Query], Verdict | bool] | None = None
+    needs_contiguous: bool = False
+    max_numel: int | None = None
+    empty_ok: bool = False
+    mutates: tuple[str, ...] = ()
+    traceable: bool = False
+    batch_invariant: bool = False
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        name = f"{self.op_name}[{self.impl_id}]"
+        if (self.fn is None) == (self.load is None) and self.kind is not BackendImplKind.STOCK:
+            raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
+        if self.kind is BackendImplKind.VENDOR and not self.vendor:
+            raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
+        for field_name in _FUNCTIONS:
+            value = getattr(self, field_name)
+            if value is not None and not callable(value):
+                raise ValueError(
+                    f"{name}: {field_name}= must be a function, which is called later; "
+                    f"found {value!r}"
+                )
+        if isinstance(self.mutates, str):
+            raise ValueError(
+                f"{name}: mutates= must be a tuple of names, such as ('x',); found {self.mutates!r}"
+            )
+        if self.priority is None:
+            object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
+
+    @property
+    def has_data_limits(self) -> bool:
+        """Does it decline calls by their data, beside those without rows?"""
+        return self.needs_contiguous or self.max_numel is not None
+
+    @property
+    def inlinable(self) -> bool:
+        """May a compiler look into it in place of a call?"""
+        return self.traceable and not self.has_data_limits
+
+    def verdict_on(self, query: Query) -> Verdict:
+        """What `supports` says. Where it raises, that is a no, with a warning: one plugin's fault
+        stays its own."""
+        if self.supports is None:
+            return Verdict.yes()
+        try:
+            return Verdict.of(self.supports(query), f"does not support {query}")
+        # It may forget that a fact can be unknown, or import what is not there.
+        except Exception as error:  # noqa: BLE001
+            verdict = Verdict.no(f"supports raised {in_brief(error)} when asked about {query}")
+            logger.warning_once(f"{self}: {verdict.reason}")
+            return verdict
+
+    def __str__(self) -> str:
+        owner = f" of {self.origin}" if self.origin else ""
+        return f"{self.op_name}[{self.impl_id}]{owner}"
