@@ -151,7 +151,7 @@ def run_tests(session: nox.Session, path: Path, *arguments: str) -> None:
 def unit(session: nox.Session) -> None:
     """The unit tests of every distribution, without vLLM, and of the tools; the core's with
     branch coverage."""
-    install_editable(session, *TEST_TOOLS)
+    install_editable(session, *TEST_TOOLS, *BUNDLE_TOOLS)
     for path in PACKAGES:
         run_tests(session, path, *(COVERAGE if path.name == CORE else []))
     run_tests(session, ROOT / "tools")
@@ -405,11 +405,15 @@ def build(session: nox.Session) -> None:
             shutil.copy(file, ROOT / "dist")
 
 
+#: uv resolves for another Python and platform than its own.
+BUNDLE_TOOLS = ("packaging", "uv>=0.9")
+
+
 @nox.session
 def bundle(session: nox.Session) -> None:
     """Archives of vLLM's CUDA build, FlagGems and our distributions for a machine without a
     network; `-- --help` lists what can be chosen."""
-    provision(session, ["bundle"], lambda: session.install("packaging"))
+    provision(session, BUNDLE_TOOLS, lambda: session.install(*BUNDLE_TOOLS))
     wheels, output = cached(session, "bundle-wheels"), cached(session, "bundle")
     script = str(ROOT / "tools" / "bundle" / "make.py")
     # Given behind, arguments of the command line replace these.

@@ -18,6 +18,7 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import archive
 import left_out
@@ -69,7 +70,7 @@ class Bundle:
         self.manifest: dict[str, Any] = {
             "target": {"python": target.python, "machine": target.machine, "chip": chip},
             "expects": {},
-            "present": {},
+            "present": [],
             "left_out": [],
             "archives": {},
         }
@@ -95,18 +96,18 @@ class Bundle:
             "pieces": archive.pack(kept.values(), self.folder / f"{name}.tar.xz", self.limit),
         }
 
-    def elsewhere(self, requirements: dict[str, str], there: Iterable[str]) -> None:
+    def elsewhere(self, versions: dict[str, Version], there: Iterable[str]) -> None:
         """What the target has, must have, or does without."""
         there = set(there)
-        for name, specifier in requirements.items():
+        for name, version in versions.items():
             row = left_out.requirement(name)
             if row and row.on_target:
-                self.manifest["expects"][name] = specifier
+                self.manifest["expects"][name] = str(version)
             elif name in there:
-                self.manifest["present"][name] = specifier
+                self.manifest["present"].append(name)
             elif row:
                 self.manifest["left_out"].append(
-                    {"requirement": f"{name}{specifier}", "reason": row.reason}
+                    {"requirement": f"{name}=={version}", "reason": row.reason}
                 )
 
     def write(self) -> None:
@@ -175,8 +176,8 @@ def main() -> None:
             print(f"  without {row['files']} ({row['bytes'] / 1e6:.1f} MB): {row['reason']}")
     for row in bundle.manifest["left_out"]:
         print(f"left out: {row['requirement']}: {row['reason']}")
-    for key in ("expects", "present"):
-        print(f"{key}: {' '.join(n + s for n, s in bundle.manifest[key].items())}")
+    print(f"present: {' '.join(bundle.manifest['present'])}")
+    print("expects:", *(f"{n}=={v}" for n, v in bundle.manifest["expects"].items()))
 
 
 if __name__ == "__main__":

@@ -1,31 +1,19 @@
-"""Which wheels a target needs: from the metadata of the wheels themselves.
-
-pip fetches for another Python than the one it runs under, but judges markers by the latter, so
-requirements are followed here. The newest version that suits all who ask is taken; where none does,
-the last who asked is replaced by an older version of itself.
-"""
+"""Which wheels a target needs: uv resolves for its Python and platform, pip fetches."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from email.parser import HeaderParser
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 import left_out
-
-#: Every round follows the requirements one step deeper, or takes one step back.
-ROUNDS = 60
-Download = Callable[[Iterable[str], Path, "Target"], None]
 
 
 @dataclass(frozen=True)
@@ -42,20 +30,10 @@ class Target:
     machine: str = "x86_64"
     glibc: int = 35
 
-    def environment(self) -> dict[str, str]:
-        """What markers are judged by."""
-        return {
-            **{name: str(value) for name, value in default_environment().items()},
-            "implementation_name": "cpython",
-            "implementation_version": f"{self.python}.0",
-            "os_name": "posix",
-            "platform_machine": self.machine,
-            "platform_python_implementation": "CPython",
-            "platform_system": "Linux",
-            "python_full_version": f"{self.python}.0",
-            "python_version": self.python,
-            "sys_platform": "linux",
-        }
+    def uv(self) -> list[str]:
+        """The arguments that make uv resolve for it."""
+        platform = f"{self.machine}-manylinux_2_{self.glibc}"
+        return ["--python-version", self.python, "--python-platform", platform]
 
     def pip(self) -> list[str]:
         """The arguments that make pip fetch for it."""
@@ -65,30 +43,17 @@ class Target:
         return ["--python-version", self.python, "--implementation", "cp", *platforms]
 
 
-@dataclass
-class Need:
-    """All that is asked of one distribution."""
-
-    extras: set[str] = field(default_factory=set)
-    specifier: SpecifierSet = field(default_factory=SpecifierSet)
-    by: list[tuple[str, str]] = field(default_factory=list)
-    followed: bool = False
-
-    def fits(self, version: Version) -> bool:
-        return self.specifier.contains(version, prereleases=True)
-
-
 @dataclass(frozen=True)
 class Resolved:
     """What a target needs.
 
     Attributes:
         wheels: normalized name -> the wheel.
-        elsewhere: what is not carried: normalized name -> version specifier.
+        elsewhere: what is not carried: normalized name -> the version that suits.
     """
 
     wheels: dict[str, Path]
-    elsewhere: dict[str, str]
+    elsewhere: dict[str, Version]
 
 
 def version_of(wheel: Path) -> Version:
@@ -101,17 +66,6 @@ def name_of(wheel: Path) -> str:
     return str(parse_wheel_filename(wheel.name)[0])
 
 
-def requires(wheel: Path, extras: Iterable[str], environment: dict[str, str]) -> list[Requirement]:
-    """The requirements in a wheel's metadata that apply to a target."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")
-                   and n.count("/") == 1]  # fmt: skip
-        lines = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist")
-    found = map(Requirement, lines or ())
-    cases = [{**environment, "extra": extra} for extra in ("", *extras)]
-    return [r for r in found if r.marker is None or any(map(r.marker.evaluate, cases))]
-
-
 def resolve(
     roots: Iterable[Requirement],
     folder: Path,
@@ -119,122 +73,99 @@ def resolve(
     *,
     given: Mapping[str, Path] | None = None,
     present: Iterable[str] = (),
-    download: Download | None = None,
 ) -> Resolved:
     """Fetch the wheels of `roots` and of all that they require into a folder.
+
+    What the target has, or does without, takes part in the choice of versions, but neither it nor
+    what only it requires is carried.
 
     Args:
         roots: what the target shall have.
         folder: where wheels for this target are kept; those that suit are not fetched again.
         target: the machine.
-        given: wheels that are there: normalized name -> file.
+        given: wheels that are there and are taken: normalized name -> file.
         present: normalized names of what the target has already.
-        download: puts wheels for requirements into a folder; default: pip.
 
     Raises:
-        RuntimeError: no version suits all who ask, or the requirements did not settle.
+        RuntimeError: uv or pip failed; says what it wrote.
     """
-    roots, present, wheels = list(roots), set(present), dict(given or {})
-    environment, download = target.environment(), download or fetch
-    avoided: dict[str, SpecifierSet] = {}
+    given, present = given or {}, set(present)
+    named = {str(canonicalize_name(root.name)): root for root in roots}
+    alone = [str(root) for name, root in named.items() if name in left_out.ALONE]
+    asked = [
+        f"{name} @ {given[name].resolve().as_uri()}" if name in given else str(root)
+        for name, root in named.items()
+        if name not in left_out.ALONE
+    ]
+    versions = _compile(asked, target, without=left_out.ALONE)
+    elsewhere = {n: v for n, v in versions.items() if n in present or left_out.requirement(n)}
+    pins = [f"{name}=={version}" for name, version in versions.items() if name not in given]
+    carried = _compile(asked, target, without=[*left_out.ALONE, *elsewhere], pins=pins)
     folder.mkdir(parents=True, exist_ok=True)
-    for _ in range(ROUNDS):
-        wanted = _wanted(roots, wheels, environment, present)
-        here = {n: w for n, w in wanted.items() if not left_out.requirement(n) and n not in present}
-        lacking = {}
-        for name, need in here.items():
-            need.specifier &= avoided.get(name, SpecifierSet())
-            if name not in wheels or not need.fits(version_of(wheels[name])):
-                lacking[name] = need
-        if not lacking:
-            elsewhere = {n: str(w.specifier) for n, w in wanted.items() if n not in here}
-            return Resolved({name: wheels[name] for name in here}, dict(sorted(elsewhere.items())))
-        kept = {n: w for n, need in lacking.items() if (w := _newest(folder, n, need))}
-        wheels.update(kept)
-        lacking = {name: need for name, need in lacking.items() if name not in kept}
-        for name, error in _impossible(lacking, folder, target, download).items():
-            asker = _to_blame(name, lacking[name], wheels, given or {}, error)
-            avoid = SpecifierSet(f"!={version_of(wheels.pop(asker))}")
-            avoided[asker] = avoided.get(asker, SpecifierSet()) & avoid
-        wheels.update({n: w for n, need in lacking.items() if (w := _newest(folder, n, need))})
-    raise RuntimeError(f"the requirements did not settle in {ROUNDS} rounds: {sorted(lacking)}")
+    wanted = {name: version for name, version in carried.items() if name not in given}
+    have = {(name_of(wheel), version_of(wheel)): wheel for wheel in folder.glob("*.whl")}
+    lacking = [f"{n}=={version}" for n, version in wanted.items() if (n, version) not in have]
+    _fetch([*lacking, *alone], folder, target)
+    have = {(name_of(wheel), version_of(wheel)): wheel for wheel in folder.glob("*.whl")}
+    wheels = {name: given[name] for name in carried if name in given}
+    wheels |= {name: have[name, version] for name, version in wanted.items()}
+    for name in named.keys() & left_out.ALONE.keys():
+        suits = named[name].specifier
+        wheels[name] = max(
+            (wheel for (each, _), wheel in have.items()
+             if each == name and version_of(wheel) in suits),
+            key=version_of,
+        )  # fmt: skip
+    return Resolved(dict(sorted(wheels.items())), dict(sorted(elsewhere.items())))
 
 
-def _impossible(
-    lacking: Mapping[str, Need], folder: Path, target: Target, download: Download
-) -> dict[str, RuntimeError]:
-    """Fetch wheels; those that nothing suits, with what was said."""
+def _compile(
+    requirements: list[str], target: Target, *, without: Iterable[str], pins: Iterable[str] = ()
+) -> dict[str, Version]:
+    """The versions that suit `requirements` together: normalized name -> version.
 
-    def error(*names: str) -> RuntimeError | None:
-        try:
-            download([f"{name}{lacking[name].specifier}" for name in names], folder, target)
-        except RuntimeError as error:
-            return error
-        return None
-
-    if not lacking or not error(*lacking):
-        return {}
-    return {name: found for name in lacking if (found := error(name))}
-
-
-def _to_blame(
-    name: str,
-    need: Need,
-    wheels: Mapping[str, Path],
-    given: Mapping[str, Path],
-    error: RuntimeError,
-) -> str:
-    askers = [by for by, asked in need.by if asked and by in wheels and by not in given]
-    # Behind the first, which may insist.
-    if len(askers) < 2:
-        asked = "; ".join(f"{by}: {asked or 'any'}" for by, asked in need.by)
-        wanted = f"{name}{need.specifier}"
-        raise RuntimeError(f"no wheel of {wanted} for this target; asked for: {asked}") from error
-    return askers[-1]
-
-
-def _wanted(
-    roots: list[Requirement],
-    wheels: Mapping[str, Path],
-    environment: dict[str, str],
-    present: set[str],
-) -> dict[str, Need]:
-    """All that is asked for, as far as wheels are there to be followed."""
-    wanted: dict[str, Need] = {}
-    queue = [(root, "you") for root in roots]
-    while queue:
-        requirement, by = queue.pop(0)
-        name = str(canonicalize_name(requirement.name))
-        need = wanted.setdefault(name, Need())
-        need.specifier &= requirement.specifier
-        need.by.append((by, str(requirement.specifier)))
-        new = requirement.extras - need.extras
-        if (need.followed and not new) or name in left_out.ALONE or name in present:
-            continue
-        if left_out.requirement(name) or name not in wheels:
-            continue
-        need.extras |= new
-        need.followed = True
-        queue += [(each, name) for each in requires(wheels[name], need.extras, environment)]
-    return wanted
+    Args:
+        without: names that nobody is to get, whoever requires them.
+        pins: versions to keep to, where they are needed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # An override stands in for every requirement of its name; this one applies nowhere.
+        overrides = Path(folder) / "overrides.txt"
+        overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in without))
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text("\n".join(pins))
+        printed = _run(
+            "uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--only-binary",
+            ":all:", "--override", str(overrides), "--constraint", str(constraints), *target.uv(),
+            given="\n".join(requirements),
+        )  # fmt: skip
+    found = {}
+    for line in filter(None, map(str.strip, printed.splitlines())):
+        requirement = Requirement(line)
+        if requirement.url:
+            version = version_of(Path(requirement.url))
+        else:
+            (clause,) = requirement.specifier
+            version = Version(clause.version)
+        found[str(canonicalize_name(requirement.name))] = version
+    return found
 
 
-def _newest(folder: Path, name: str, need: Need) -> Path | None:
-    found = [w for w in folder.glob("*.whl") if name_of(w) == name and need.fits(version_of(w))]
-    return max(found, key=version_of, default=None)
+def _fetch(requirements: list[str], folder: Path, target: Target) -> None:
+    """Exactly these wheels, into a folder."""
+    if requirements:
+        _run("pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
+             "--dest", str(folder), *target.pip(), *requirements)  # fmt: skip
 
 
-def fetch(requirements: Iterable[str], folder: Path, target: Target) -> None:
-    """`pip download` of exactly these.
+def _run(module: str, *arguments: str, given: str = "") -> str:
+    """What a Python program prints.
 
     Raises:
-        RuntimeError: pip failed; says what it wrote.
+        RuntimeError: it failed; says what it wrote.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-         "--dest", str(folder), *target.pip(), *requirements],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, input=given, check=False, capture_output=True, text=True)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise RuntimeError("\n".join([f"pip download {' '.join(requirements)}", *said]))
+        raise RuntimeError(f"{module} {' '.join(arguments[:2])} failed:\n{done.stderr}")
+    return done.stdout

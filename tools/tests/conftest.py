@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bundle"))
 
+WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 Wheel = Callable[..., Path]
 
 
@@ -32,6 +33,7 @@ def wheel(tmp_path: Path) -> Wheel:
         lines += [f"Requires-Dist: {each}" for each in requires]
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(f"{normal}-{version}.dist-info/METADATA", "\n".join(lines) + "\n")
+            archive.writestr(f"{normal}-{version}.dist-info/WHEEL", WHEEL)
             for inner, content in (files or {f"{normal}/__init__.py": b""}).items():
                 archive.writestr(inner, content)
         return path
