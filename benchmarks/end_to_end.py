@@ -156,6 +156,7 @@ def summary(built: list[Engine], batches: list[int]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Build, measure, print a table and append the raw figures to a file."""
+    engines.prepare()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--mode", choices=("eager", "graphs"), default="graphs")

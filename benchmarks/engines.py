@@ -12,13 +12,6 @@ from unittest import mock
 
 from vllm_fl_dispatch.vllm.detection import has_kernels
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-# Engines are built under one policy each, below; vLLM's own loading would activate just one. A
-# vLLM without its compiled modules needs our platform, which bears the same name.
-os.environ.setdefault("VLLM_PLUGINS", "" if has_kernels() else "fl")
-
 OFF = {"VLLM_FL_PREFER_ENABLED": "0"}
 #: name -> what to set on top of the defaults of the platform; None: the plugin is not active
 POLICIES: dict[str, dict[str, Any] | None] = {
@@ -29,6 +22,20 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "flagos": {"prefer": "flagos", "orders": "flagos|reference"},
     "reference": {"prefer": "reference", "orders": "reference"},
 }
+
+
+def prepare() -> None:
+    """Set up this process for several engines, before vLLM is imported."""
+    settings = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        # Engines are built under one policy each, below; vLLM's own loading would activate just
+        # one. A vLLM without its compiled modules needs our platform, which bears the same name.
+        "VLLM_PLUGINS": "" if has_kernels() else "fl",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def build(policy: str, **options: Any) -> Any:

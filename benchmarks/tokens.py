@@ -105,6 +105,7 @@ def compare(found: Texts, truth: Texts, tolerance: float) -> dict[str, Any]:
 
 def main() -> int:
     """Generate, compare, print a line per policy; 1 where one is wrong."""
+    engines.prepare()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument(

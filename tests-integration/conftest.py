@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,18 @@ ENVIRONMENT = {
 os.environ.update({k: v for k, v in ENVIRONMENT.items() if k != "PYTHONPATH"})
 
 Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_environment() -> Iterator[None]:
+    """What a test sets would decide how vLLM runs in the tests behind it."""
+
+    def settings() -> dict[str, str]:
+        return {k: v for k, v in os.environ.items() if k.startswith("VLLM_")}
+
+    before = settings()
+    yield
+    assert settings() == before
 
 
 @pytest.fixture(scope="session")
