@@ -59,7 +59,8 @@ def fused_add_rms_norm(  # type: ignore[empty-body]  # a contract
         weight, epsilon, variance_size, weight_offset: as for `rms_norm`.
 
     Returns:
-        (normed, new residual), both contiguous and of x's dtype. Use these, not the arguments.
+        (normed, new residual) of x's dtype: use these, not the arguments. Contiguous, or the memory
+        of the arguments where that was overwritten.
         The sum is formed in float32 and rounded once for the new residual; the norm is that of
         the unrounded sum (vLLM's CUDA kernel takes the rounded one; both are accepted).
     """

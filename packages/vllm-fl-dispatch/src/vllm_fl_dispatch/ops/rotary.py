@@ -42,8 +42,9 @@ def rotary_embedding(  # type: ignore[empty-body]  # a contract
         inverse: rotate by the negative angle.
 
     Returns:
-        (query, key), contiguous, of the shape and dtype of the arguments; key None stays None.
-        Channels outside the rotated ones are copied bit for bit.
+        (query, key) of the shape and dtype of the arguments; key None stays None. Contiguous, or
+        the memory of the arguments where that was overwritten. Channels outside the rotated ones
+        are copied bit for bit.
     """
 
 
