@@ -40,7 +40,7 @@ class Diagnosis:
 def diagnose(manager: OpManager) -> Diagnosis:
     """Look at everything that decides what will serve. Imports no device library."""
     found = Diagnosis()
-    for name, wrong in list(environment.wrong()):
+    for name, wrong in list(environment.wrong(policy=False)):
         found.problems.append(f"configuration: {wrong}")
         # Everything else can still be looked at, without it.
         del os.environ[name]
@@ -69,7 +69,7 @@ def diagnose(manager: OpManager) -> Diagnosis:
     found.sections["vLLM will see"] = list(_vllm(scan))
     found.problems += _problems(manager, scan)
     # The configuration may have been refused for one of them, with the same words.
-    misread = filter(None, map(_misread, environment.VARIABLES))
+    misread = (f"configuration: {wrong}" for _, wrong in environment.wrong(policy=True))
     found.problems = list(dict.fromkeys([*found.problems, *misread]))
     return found
 
@@ -87,28 +87,12 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _vllm(scan: discovery.Scan) -> Iterator[tuple[str, str]]:
-    yield "plugin switched on", _switched_on()
+    yield "plugin switched on", "yes" if environment.enabled() else "no (VLLM_FL_ENABLED)"
     chosen = os.environ.get("VLLM_PLUGINS")
     for entry in scan.vllm_entry_points:
         loads = chosen is None or entry.name in parse_names(chosen)
         state = "loaded" if loads else "left out by VLLM_PLUGINS"
         yield f"{entry.name} of {entry.origin}", f"{state}, {entry.target}"
-
-
-def _switched_on() -> str:
-    try:
-        return "yes" if environment.enabled() else "no (VLLM_FL_ENABLED)"
-    except PolicyError:
-        return "no: its switch is not understood"
-
-
-def _misread(variable: environment.Variable) -> str | None:
-    """What is wrong with its value; some are read only when something is served."""
-    try:
-        environment.parsed(variable.name)
-    except PolicyError as error:
-        return f"configuration: {error}"
-    return None
 
 
 def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:

@@ -93,13 +93,21 @@ class OpImpl:
         """May a compiler look into it in place of a call?"""
         return self.traceable and not self.has_data_limits
 
+    def answer(self, query: Query) -> Verdict:
+        """What `supports` says, for tests; `verdict_on` is for servers.
+
+        Raises:
+            whatever `supports` raises; TypeError where it answers neither a verdict nor a boolean.
+        """
+        if self.supports is None:
+            return Verdict.yes()
+        return Verdict.of(self.supports(query), f"does not support {query}")
+
     def verdict_on(self, query: Query) -> Verdict:
         """What `supports` says. Where it raises, that is a no, with a warning: one plugin's fault
         stays its own."""
-        if self.supports is None:
-            return Verdict.yes()
         try:
-            return Verdict.of(self.supports(query), f"does not support {query}")
+            return self.answer(query)
         # It may forget that a fact can be unknown, or import what is not there.
         except Exception as error:  # noqa: BLE001
             verdict = Verdict.no(f"supports raised {in_brief(error)} when asked about {query}")

@@ -32,7 +32,7 @@ def build(
         PolicyError: a variable that is no part of a policy has a wrong value.
     """
     # Now, and not when it is first needed.
-    for _, error in environment.wrong():
+    for _, error in environment.wrong(policy=False):
         raise error
     from vllm_fl_dispatch.ops import SPECS
     from vllm_fl_dispatch.selectors import SELECTORS

@@ -1,22 +1,11 @@
-"""Asking the `supports` of an implementation."""
+"""On which facts the answer of a `supports` depends."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vllm_fl_dispatch.op_impl import OpImpl
-from vllm_fl_dispatch.types import Query, Verdict
-
-
-def answer(impl: OpImpl, query: Query) -> Verdict:
-    """What it answers, for tests; `OpImpl.verdict_on` is for servers.
-
-    Raises:
-        whatever `supports` raises; TypeError where it answers neither a verdict nor a boolean.
-    """
-    if impl.supports is None:
-        return Verdict.yes()
-    return Verdict.of(impl.supports(query), f"does not support {query}")
+from vllm_fl_dispatch.types import Query
 
 
 def looks_at_unknown(impl: OpImpl, query: Query) -> bool:

@@ -129,12 +129,13 @@ def parsed(name: str, environ: Mapping[str, str] | None = None) -> Any:
     return None if text is None or parse is None else parse(text, name)
 
 
-def wrong(environ: Mapping[str, str] | None = None) -> Iterator[tuple[str, PolicyError]]:
-    """(name, error) of every variable beside the policy whose value is not accepted."""
+def wrong(*, policy: bool) -> Iterator[tuple[str, PolicyError]]:
+    """(name, error) of every variable whose value is not accepted; with those of a policy or not,
+    which a policy file may stand for."""
     for variable in VARIABLES:
-        if variable.name not in POLICY_VARIABLES:
+        if policy or variable.name not in POLICY_VARIABLES:
             try:
-                parsed(variable.name, environ)
+                parsed(variable.name)
             except PolicyError as error:
                 yield variable.name, error
 

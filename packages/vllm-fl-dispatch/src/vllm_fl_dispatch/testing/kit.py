@@ -15,7 +15,6 @@ from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops.cases import Case, Maker
-from vllm_fl_dispatch.support import answer
 from vllm_fl_dispatch.testing.compare import MAX_MEAN_ULP, deviation, mean_error
 from vllm_fl_dispatch.testing.guard import Guard
 
@@ -184,7 +183,7 @@ def _call_arguments(
     except OpNotSupported as why:
         raise Unsupported(str(why)) from why
     if impl.supports is not None:
-        verdict = answer(impl, spec.query(*given[0], **given[1]))
+        verdict = impl.answer(spec.query(*given[0], **given[1]))
         if not verdict:
             raise Unsupported(verdict.reason)
     names = positional_names(spec)

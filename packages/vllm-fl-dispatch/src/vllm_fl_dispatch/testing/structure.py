@@ -12,7 +12,6 @@ from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.policy import SelectionPolicy
-from vllm_fl_dispatch.support import answer
 from vllm_fl_dispatch.testing.kit import Outcome, Subject, as_tuple, run_case
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
 from vllm_fl_dispatch.types import Query
@@ -50,7 +49,7 @@ def predicate_bears_what_is_not_known(subject: Subject) -> None:
         for unknown in [[name] for name in facts] + [list(facts)]:
             known = {name: value for name, value in facts.items() if name not in unknown}
             try:
-                answer(subject.impl, Query(subject.spec.name, known))
+                subject.impl.answer(Query(subject.spec.name, known))
             # Whatever it raises is the finding.
             except Exception as error:
                 raise AssertionError(
