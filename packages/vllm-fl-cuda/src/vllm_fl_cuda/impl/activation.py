@@ -54,7 +54,7 @@ def make_silu_and_mul_with_clamp() -> Call:
 
 def _gated(op: Any, x: torch.Tensor, *rest: float) -> torch.Tensor:
     *rows, width = x.shape
-    # Sizes one by one: a third less of the host's time than a tuple of them.
+    # Sizes one by one cost the host less than a tuple of them: benchmarks/host_cost.py.
     out = x.new_empty(*rows, width // 2)
     # A launch with no rows is an error of the device.
     if out.numel():

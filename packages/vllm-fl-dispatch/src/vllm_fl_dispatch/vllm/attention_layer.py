@@ -32,10 +32,11 @@ class LayerAttention(AttentionImpl[Any]):  # type: ignore[misc]  # same
 
     Args:
         scale: of the products of query and key.
+        alibi_slopes: one per head: how much a product falls per position of distance; None: not.
         sliding_window: a token attends to keys less than this many positions away; None: to all.
         logits_soft_cap: products are limited by ``cap * tanh(product / cap)``; None or 0: not.
         kv_sharing_target_layer_name: the layer whose cache this one reads; None: its own.
-        sinks: [heads], a logit per head that takes part in the softmax without a value.
+        sinks: [heads], floating point, a logit per head that takes part in the softmax without a value.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class LayerAttention(AttentionImpl[Any]):  # type: ignore[misc]  # same
         """Attend, into `output`; rows behind the tokens of the step are padding.
 
         Args:
-            query: [tokens or more, heads, head size].
+            query: [tokens or more, heads, head size], of the model's dtype.
             key, value: like query, with the key heads.
             kv_cache: of this layer, in the shape and layout that the backend asked for.
             step: the metadata that the backend's builder made.
