@@ -36,7 +36,7 @@ class LayerAttention(AttentionImpl[Any]):  # type: ignore[misc]  # same
         sliding_window: a token attends to keys less than this many positions away; None: to all.
         logits_soft_cap: products are limited by ``cap * tanh(product / cap)``; None or 0: not.
         kv_sharing_target_layer_name: the layer whose cache this one reads; None: its own.
-        sinks: [heads], floating point, a logit per head that takes part in the softmax without a value.
+        sinks: [heads], floating point: logits that take part in the softmax without a value.
     """
 
     def __init__(
