@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,27 +38,25 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def build(policy: str, **options: Any) -> Any:
-    """A `vllm.LLM` with these options whose layers are bound under a policy of `POLICIES`."""
-    from vllm_fl_dispatch import get_default_manager, policy_context
-    from vllm_fl_dispatch.vllm.plugin import activate
+def policy(text: str) -> str:
+    """An argument that names one of `POLICIES`, or a policy file as `vllm-fl tune` writes it."""
+    if text not in POLICIES and not Path(text).is_file():
+        known = ", ".join(POLICIES)
+        raise argparse.ArgumentTypeError(f"{text!r} is no file and none of {known}")
+    return text
 
-    manager = get_default_manager()
-    manager.report.enabled = False
-    settings = POLICIES[policy]
+
+def build(policy: str, **options: Any) -> Any:
+    """A `vllm.LLM` whose layers are bound under a `policy`, which stays that of the process."""
     import vllm
 
+    from vllm_fl_dispatch.vllm.plugin import activate
+
+    settings = POLICIES.get(policy, {})
     clear()
-    with ExitStack() as scope:
+    with mock.patch.dict(os.environ, (settings or {}).get("environ", {})):
+        use(policy)
         if settings is not None:
-            scope.enter_context(mock.patch.dict(os.environ, settings.get("environ", {})))
-            chosen = manager.policy
-            if "orders" in settings:
-                ops = [op for op in manager.registry.op_names() if manager.registry.impls(op)]
-                orders: Any = dict.fromkeys(ops, settings["orders"])
-                chosen = chosen.with_values("benchmark", prefer=settings["prefer"])
-                chosen = chosen.with_values("benchmark", per_op_order=orders)
-            scope.enter_context(policy_context(chosen))
             print(f"{policy}: layers replaced: {activate()}", file=sys.stderr)
         llm = vllm.LLM(
             skip_tokenizer_init=True,
@@ -68,6 +66,27 @@ def build(policy: str, **options: Any) -> Any:
         )
     clear()
     return llm
+
+
+def use(policy: str) -> None:
+    """Make a `policy` that of the process: no scope reaches opaque operators of compiled code."""
+    from vllm_fl_dispatch import (
+        get_default_manager,
+        policy_from_config,
+        reset_global_policy,
+        set_global_policy,
+    )
+
+    reset_global_policy()
+    manager = get_default_manager()
+    manager.report.enabled = False
+    if policy not in POLICIES:
+        set_global_policy(policy_from_config(policy))
+    elif "orders" in (settings := POLICIES[policy] or {}):
+        ops = [op for op in manager.registry.op_names() if manager.registry.impls(op)]
+        orders: Any = dict.fromkeys(ops, settings["orders"])
+        chosen = manager.policy.with_values("benchmark", prefer=settings["prefer"])
+        set_global_policy(chosen.with_values("benchmark", per_op_order=orders))
 
 
 def clear() -> None:

@@ -31,6 +31,9 @@ PROMPTS = [
 #: Log-probabilities kept per token.
 TOP = 8
 
+#: What the record says of how it was run.
+RECORDED = ("model", "mode", "dtype", "attention", "chunk")
+
 #: Per text, per step: the token, and the log-probabilities of the best by token.
 Texts = list[list[dict[str, Any]]]
 
@@ -63,6 +66,16 @@ def generate(policy: str, count: int, **options: Any) -> tuple[Texts, dict[str, 
     return texts, ran
 
 
+def _attention(name: str) -> str:
+    """A member of vLLM's AttentionBackendEnum; a class stands behind CUSTOM."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if "." not in name:
+        return name
+    register_backend(AttentionBackendEnum.CUSTOM, name)
+    return "CUSTOM"
+
+
 def _free() -> None:
     """The memory of an engine that is gone."""
     import torch
@@ -78,9 +91,9 @@ def compare(found: Texts, truth: Texts, tolerance: float) -> dict[str, Any]:
     Returns:
         ``same``, the tokens until the texts first differ; ``of``, all tokens; ``furthest``, the
         largest difference of a log-probability among these; ``faults``, each step beyond the
-        tolerance.
+        tolerance; ``mean``, the mean of these differences.
     """
-    same, furthest, faults = 0, 0.0, []
+    same, apart, faults = 0, [], []
     for number, (mine, theirs) in enumerate(zip(found, truth, strict=True)):
         for position, (step, right) in enumerate(zip(mine, theirs, strict=True)):
             token, where = str(step["token"]), f"text {number}, token {position}"
@@ -88,11 +101,11 @@ def compare(found: Texts, truth: Texts, tolerance: float) -> dict[str, Any]:
             if chosen is None:
                 faults.append(f"{where}: {token} is not among the best {TOP} of the truth")
                 break
-            furthest = max(furthest, abs(step["top"][token] - chosen))
+            apart.append(abs(step["top"][token] - chosen))
             short = max(right["top"].values()) - chosen
             if step["token"] != right["token"] and not short <= tolerance > 0:
                 faults.append(f"{where}: {token}, {short:.4f} below {right['token']}")
-            if abs(step["top"][token] - chosen) > tolerance > 0:
+            if apart[-1] > tolerance > 0:
                 faults.append(
                     f"{where}: log-probability {step['top'][token]:.4f}, not {chosen:.4f}"
                 )
@@ -100,7 +113,13 @@ def compare(found: Texts, truth: Texts, tolerance: float) -> dict[str, Any]:
                 break  # from here on the texts differ
             same += 1
     of = sum(map(len, truth))
-    return {"same": same, "of": of, "furthest": furthest, "faults": faults}
+    return {
+        "same": same,
+        "of": of,
+        "furthest": max(apart, default=0.0),
+        "mean": sum(apart) / max(len(apart), 1),
+        "faults": faults,
+    }
 
 
 def main() -> int:
@@ -109,14 +128,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument(
-        "--policies", nargs="+", choices=engines.POLICIES, default=["reference", "vendor", "flagos"]
+        "--policies", nargs="+", type=engines.policy, default=["reference", "vendor", "flagos"]
     )
     parser.add_argument("--mode", choices=("eager", "graphs"), default="eager")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--attention", help="a backend of vLLM, for all policies")
+    parser.add_argument(
+        "--attention", help="a backend of vLLM or the path of a class, for all policies"
+    )
+    parser.add_argument("--chunk", type=int, help="prefill at most so many tokens in a step")
     parser.add_argument("--tolerance", type=float, default=0.1, help="of a log-probability")
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--share", type=float, default=0.2, help="of the device's memory")
     parser.add_argument("--save", type=Path, help="write the texts of the first policy")
     parser.add_argument("--truth", type=Path, help="texts that --save wrote, instead")
     parser.add_argument("--output", type=Path, help="file to append the result to")
@@ -125,13 +146,17 @@ def main() -> int:
         "model": str(options.model),
         "dtype": options.dtype,
         "enforce_eager": options.mode == "eager",
-        "gpu_memory_utilization": options.share,
+        # Not measured: another process on the device may take or free memory meanwhile.
+        "gpu_memory_utilization": 0.05,
+        "kv_cache_memory_bytes": 2**30,
     }
     if options.attention:
-        arguments["attention_backend"] = options.attention
+        arguments["attention_backend"] = _attention(options.attention)
+    if options.chunk:
+        arguments |= {"max_num_batched_tokens": options.chunk, "enable_chunked_prefill": True}
     truth: Texts | None = json.loads(options.truth.read_text()) if options.truth else None
     record: dict[str, Any] = {"what": "tokens", "machine": engines.machine(), "policies": {}}
-    record |= {k: str(v) for k, v in vars(options).items() if k in ("model", "mode", "dtype")}
+    record |= {k: str(v) for k, v in vars(options).items() if k in RECORDED}
     for policy in options.policies:
         begin = time.perf_counter()
         texts, ran = generate(policy, options.tokens, **arguments)
@@ -143,7 +168,8 @@ def main() -> int:
         record["policies"][policy] = {**result, "served": ran}
         print(
             f"{policy:<10} {result['same']} of {result['of']} tokens until texts differ, "
-            f"log-probabilities within {result['furthest']:.4f}, {len(result['faults'])} faults, "
+            f"log-probabilities within {result['furthest']:.4f} "
+            f"and {result['mean']:.4f} in the mean, {len(result['faults'])} faults, "
             f"{time.perf_counter() - begin:.0f} s"
         )
         for fault in result["faults"]:

@@ -30,6 +30,8 @@ ENVIRONMENT = {
 os.environ.update({k: v for k, v in ENVIRONMENT.items() if k != "PYTHONPATH"})
 
 Run = Callable[..., dict[str, Any]]
+#: What a run printed, and its result for each policy.
+Compare = Callable[..., tuple[subprocess.CompletedProcess[str], dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +126,29 @@ def run_vllm(tiny: Callable[[str], Path], tmp_path: Path) -> Run:
         return {**result, "stdout": done.stdout, "stderr": done.stderr}
 
     return run
+
+
+@pytest.fixture
+def compare_tokens(tmp_path: Path) -> Compare:
+    """Runs benchmarks/tokens.py on a model, in a fresh process, with further arguments."""
+    output = tmp_path / "tokens.jsonl"
+
+    def compare(
+        model: Path, *arguments: str, environ: dict[str, str] | None = None
+    ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        output.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, str(HERE.parent / "benchmarks" / "tokens.py"), str(model),
+             "--output", str(output), *arguments],
+            env={**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(tmp_path / "vllm"),
+                 "FLAGGEMS_CACHE_DIR": str(tmp_path / "flaggems"),
+                 "TRITON_CACHE_DIR": str(tmp_path / "triton"), **(environ or {})},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert output.exists(), done.stderr[-4000:]
+        return done, json.loads(output.read_text())["policies"]
+
+    return compare
 
 
 def served(result: dict[str, Any]) -> dict[str, tuple[str, str, int]]:

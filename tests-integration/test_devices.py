@@ -5,10 +5,6 @@ What runs on NVIDIA devices runs on the CPU as well, as far as implementations a
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +13,19 @@ import pytest
 
 from vllm_fl_dispatch import report_files
 
-from .conftest import ENVIRONMENT, HERE, Run
+from .conftest import HERE, Compare, Run
 
 Truth = Callable[[str], list[list[int]]]
 #: device -> what runs of vLLM are given there
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {},
     # vLLM's attention that has float32.
-    "cuda": {"attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.2},
+    "cuda": {
+        "attention_backend": "TRITON_ATTN",
+        # Not measured: another process on the device may take or free memory meanwhile.
+        "gpu_memory_utilization": 0.05,
+        "kv_cache_memory_bytes": 2**30,
+    },
 }
 PROCESSES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -100,22 +101,6 @@ def test_a_device_with_another_selection_ends_the_start(run_vllm: Run) -> None:
     assert "the ranks of group tp:0 chose differently" in failed["stdout"] + failed["stderr"]
 
 
-def compare_tokens(
-    model: Path, tmp_path: Path, *arguments: str, environ: dict[str, str] | None = None
-) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Run benchmarks/tokens.py; its record comes back as well."""
-    output = tmp_path / "tokens.jsonl"
-    done = subprocess.run(
-        [sys.executable, str(HERE.parent / "benchmarks" / "tokens.py"), str(model),
-         "--output", str(output), *arguments],
-        env={**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": str(tmp_path / "vllm"),
-             "TRITON_CACHE_DIR": str(tmp_path / "triton"), **(environ or {})},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert output.exists(), done.stderr[-4000:]
-    return done, json.loads(output.read_text())["policies"]
-
-
 EXACT = ("--dtype", "float32", "--tolerance", "0")
 #: vLLM's experts in Triton multiply float32 as TF32, the reference does not.
 NEAR = ("--dtype", "float32", "--tolerance", "0.02")
@@ -126,7 +111,7 @@ NEAR = ("--dtype", "float32", "--tolerance", "0.02")
 )
 @pytest.mark.parametrize("name", ["qwen3", "gemma", "moe"])
 def test_every_policy_gives_the_same_tokens(
-    tiny: Callable[[str], Path], tmp_path: Path, device: str, mode: str, name: str
+    tiny: Callable[[str], Path], compare_tokens: Compare, device: str, mode: str, name: str
 ) -> None:
     policies = ["reference", "stock"]
     exact = device == "cpu" or name != "moe"
@@ -135,7 +120,7 @@ def test_every_policy_gives_the_same_tokens(
         devices(1)
         policies += ["vendor", "flagos"]
         arguments += ["--attention", "TRITON_ATTN"]
-    done, found = compare_tokens(tiny(name), tmp_path, *arguments, "--policies", *policies)
+    done, found = compare_tokens(tiny(name), *arguments, "--policies", *policies)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     for policy in policies:
         assert found[policy]["of"] == 120
@@ -144,11 +129,10 @@ def test_every_policy_gives_the_same_tokens(
 
 @pytest.mark.slow
 def test_a_wrong_implementation_is_told_by_its_tokens(
-    tiny: Callable[[str], Path], tmp_path: Path
+    tiny: Callable[[str], Path], compare_tokens: Compare
 ) -> None:
     done, found = compare_tokens(
         tiny("qwen3"),
-        tmp_path,
         *EXACT,
         "--policies",
         "reference",

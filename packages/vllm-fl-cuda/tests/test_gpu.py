@@ -56,6 +56,7 @@ def test_it_is_captured_and_replayed_on_new_numbers(subject: Subject) -> None:
     (args, options), (others, other_options) = first_case(subject)
     expected = [call(*copies(args), **options), call(*copies(others), **other_options)]
     inputs, work = copies(args), copies(args)
+    chosen = dict(zip(options, copies(tuple(options.values())), strict=True))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -68,15 +69,16 @@ def test_it_is_captured_and_replayed_on_new_numbers(subject: Subject) -> None:
         for kept, given in zip(inputs, work, strict=True):
             if isinstance(kept, torch.Tensor):
                 given.copy_(kept)
-        results = call(*work, **options)
+        results = call(*work, **chosen)
     calls = ((args, options), (others, other_options))
-    for (source, chosen), want in zip(calls, expected, strict=True):
-        for kept, new in zip(inputs, source, strict=True):
+    for (source, given), want in zip(calls, expected, strict=True):
+        # What the graph reads: arguments, and tensors among the options.
+        for kept, new in zip([*inputs, *chosen.values()], [*source, *given.values()], strict=True):
             if isinstance(kept, torch.Tensor):
                 kept.copy_(new)
         graph.replay()
         torch.cuda.synchronize()
-        assert_same(subject, (source, chosen), results, want)
+        assert_same(subject, (source, given), results, want)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)

@@ -96,11 +96,11 @@ def test_a_config_without_sizes_is_an_error(tmp_path: Path, text: str | None, me
 def test_every_operator_has_arguments_that_its_contract_takes() -> None:
     maker = inputs.Maker(SMALL, 3, torch.float32, "cpu")
     for spec in SPECS:
-        args = inputs.TABLE[spec.name](maker)
+        args, options = inputs.make(spec.name, maker)
         assert spec.fake is not None
         assert spec.facts is not None
-        spec.facts(*args)
-        spec.fake(*args)
+        spec.facts(*args, **options)
+        spec.fake(*args, **options)
 
 
 def test_bytes_are_those_of_what_is_read_and_written() -> None:

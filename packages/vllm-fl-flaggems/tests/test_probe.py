@@ -65,7 +65,7 @@ def test_every_operator_of_the_table_is_registered() -> None:
     manager.ensure_built()
     (record,) = manager.records
     assert (record.status, manager.registry.snapshot().refusals) == ("loaded", ())
-    rows = len(plugin.OPERATORS) + len(list(selection.implementations()))
+    rows = len(plugin.OPERATORS) + len(plugin.TRITON) + len(list(selection.implementations()))
     assert record.impl_count == rows
 
 
@@ -75,6 +75,29 @@ def test_what_is_missing_is_the_reason_of_every_operator(no_library: None) -> No
     (decision,) = manager.resolve("rms_norm").decisions
     assert decision.outcome.value == "not installed"
     assert "pip install --no-deps flag-gems" in decision.reason
+
+
+def test_without_flaggems_our_kernels_serve_where_vllm_uses_triton(
+    no_library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "node_vendor", lambda: "nvidia")
+    wanted = ["default.triton"] if probing.module_installed("triton") else []
+    source = Source("flaggems", "vllm_fl_flaggems.plugin", Origin("vllm-fl-flaggems"))
+    manager = OpManager(SelectionPolicy(), [source])
+    for op in plugin.TRITON:
+        assert [impl.impl_id for impl in manager.resolve(op).accepted] == wanted
+
+
+@pytest.mark.parametrize(
+    ("vendor", "reason"), [("nvidia", ""), ("ascend", "say ascend"), (None, "say nothing")]
+)
+def test_plain_triton_is_for_devices_that_vllm_uses_it_on(
+    monkeypatch: pytest.MonkeyPatch, vendor: str | None, reason: str
+) -> None:
+    monkeypatch.setattr(probe, "node_vendor", lambda: vendor)
+    found = probe.triton_available()
+    assert bool(found) == (not reason)
+    assert reason in found.reason
 
 
 def test_diagnosis_names_library_and_device() -> None:

@@ -43,18 +43,6 @@ def test_what_falls_through_says_why(request_: dict[str, Any], reason: str) -> N
     assert reason in selection.supports_flaggems(Query(NAME, request_)).reason
 
 
-@pytest.mark.parametrize(
-    ("vendor", "reason"), [("nvidia", ""), ("ascend", "say ascend"), (None, "say nothing")]
-)
-def test_vllms_kernel_is_for_devices_that_vllm_uses_it_on(
-    monkeypatch: pytest.MonkeyPatch, vendor: str | None, reason: str
-) -> None:
-    monkeypatch.setattr(selection, "node_vendor", lambda: vendor)
-    found = selection.triton_available()
-    assert bool(found) == (not reason)
-    assert reason in found.reason
-
-
 def test_vllms_kernel_stands_before_flaggems() -> None:
     rows = sorted(selection.implementations(), key=lambda impl: -(impl.priority or 0))
     assert [row.impl_id for row in rows] == ["default.triton", "default.flagos"]

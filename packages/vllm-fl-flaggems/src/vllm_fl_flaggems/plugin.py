@@ -6,10 +6,24 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vllm_fl_dispatch import BackendImplKind, OpImpl, Query, Registrar, Verdict, hookimpl
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    BackendPriority,
+    OpImpl,
+    Query,
+    Registrar,
+    Verdict,
+    hookimpl,
+)
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import diagnosis, selection
-from vllm_fl_flaggems.probe import device_present, library_installed, offers
+from vllm_fl_flaggems.probe import (
+    device_present,
+    library_installed,
+    offers,
+    triton_available,
+    triton_installed,
+)
 
 vllm_fl_api = 1
 
@@ -30,11 +44,18 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "moe_sum": ("experts", {}),
     "fused_experts": ("experts", {}),
 }
+#: operator -> module of `kernels/`: in Triton, faster than FlagGems' or where it has none.
+TRITON = {
+    "silu_and_mul": "gated",
+    "gelu_and_mul": "gated",
+    "silu_and_mul_with_clamp": "gated",
+    "rotary_embedding": "rotary",
+}
 
 
 def _loader(module: str, op_name: str) -> Callable[[], Call]:
     def load() -> Call:
-        found = importlib.import_module(f"vllm_fl_flaggems.impl.{module}")
+        found = importlib.import_module(f"vllm_fl_flaggems.{module}")
         function: Call = getattr(found, f"make_{op_name}")()
         return function
 
@@ -45,7 +66,7 @@ def _supports(module: str) -> Callable[[Query], Verdict]:
     """The module's own predicate, imported when first asked: it needs torch."""
 
     def supports(query: Query) -> Verdict:
-        found = importlib.import_module(f"vllm_fl_flaggems.impl.{module}")
+        found = importlib.import_module(f"vllm_fl_flaggems.{module}")
         verdict: Verdict = found.supports(query)
         return verdict
 
@@ -54,20 +75,34 @@ def _supports(module: str) -> Callable[[Query], Verdict]:
 
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """FlagGems' fused functions, and attention."""
+    """Attention, FlagGems' fused functions, and kernels of ours before them."""
     registrar.add_many(selection.implementations())
     registrar.add_many(
         OpImpl(
             op_name,
             "default.flagos",
             BackendImplKind.DEFAULT,
-            load=_loader(module, op_name),
+            load=_loader(f"impl.{module}", op_name),
             available=device_present,
-            supports=_supports(module),
+            supports=_supports(f"impl.{module}"),
             empty_ok=True,
             **{"installed": library_installed, **more},
         )
         for op_name, (module, more) in OPERATORS.items()
+    )
+    registrar.add_many(
+        OpImpl(
+            op_name,
+            "default.triton",
+            BackendImplKind.DEFAULT,
+            priority=BackendPriority.DEFAULT + 1,
+            load=_loader(f"kernels.{module}", op_name),
+            installed=triton_installed,
+            available=triton_available,
+            supports=_supports(f"kernels.{module}"),
+            empty_ok=True,
+        )
+        for op_name, module in TRITON.items()
     )
 
 

@@ -29,6 +29,8 @@ TRITON_FAULTS = (
     (TRITON_BEFORE, "its generated pointwise kernels do not compile"),
     (Version("0"), "its launcher knows no release before 3.3"),
 )
+#: Where vLLM itself uses its kernels in Triton.
+TRITON_VENDORS = ("nvidia", "amd")
 #: Device node -> the vendor as flag-gems calls it, for devices that no backend describes.
 NODE_VENDORS = {
     "nvidia[0-9]*": "nvidia",
@@ -80,6 +82,22 @@ def node_vendor(dev: Path = Path("/dev")) -> str | None:
     """The vendor of the first device node found, as flag-gems calls it."""
     found = (v for pattern, v in NODE_VENDORS.items() if next(dev.glob(pattern), None) is not None)
     return next(found, None)
+
+
+def triton_installed() -> Verdict:
+    """Is Triton there? Any version: vLLM, whose kernels need it too, knows the one it pins."""
+    return probing.module_installed("triton")
+
+
+def triton_available() -> Verdict:
+    """Is there a device that kernels in plain Triton were made for: vLLM's attention, and ours?"""
+    vendor = node_vendor()
+    if vendor in TRITON_VENDORS:
+        return Verdict.yes()
+    return Verdict.no(
+        f"kernels in plain Triton run on {' and '.join(TRITON_VENDORS)}; "
+        f"the device nodes say {vendor or 'nothing'}"
+    )
 
 
 def offers(name: str) -> Callable[[], Verdict]:

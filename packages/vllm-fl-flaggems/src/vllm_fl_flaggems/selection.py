@@ -16,7 +16,12 @@ from vllm_fl_dispatch import (
     Verdict,
     probing,
 )
-from vllm_fl_flaggems.probe import device_present, library_installed, node_vendor
+from vllm_fl_flaggems.probe import (
+    device_present,
+    library_installed,
+    triton_available,
+    triton_installed,
+)
 
 NAME = "attention_backend"
 #: Half precision, by the names that torch prints.
@@ -25,8 +30,6 @@ CACHE_DTYPES = (None, "auto", "float16", "bfloat16")
 MAX_HEAD_SIZE = 256
 #: Elements of an entry of the latent cache that the decoding kernel is made for.
 LATENT_ENTRY = 576
-#: Where vLLM itself uses its attention in Triton.
-TRITON_VENDORS = ("nvidia", "amd")
 
 
 def supports_flaggems(request: Query) -> Verdict:
@@ -74,22 +77,6 @@ def triton_attention(use_mla: bool = False, use_sparse: bool = False) -> str:
     if use_mla:
         return "vllm.v1.attention.backends.mla.triton_mla.TritonMLABackend"
     return "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
-
-
-def triton_installed() -> Verdict:
-    """Is Triton there? Any version: this is vLLM's code, which knows the one it pins."""
-    return probing.module_installed("triton")
-
-
-def triton_available() -> Verdict:
-    """Is there a device that vLLM runs its Triton kernels on?"""
-    vendor = node_vendor()
-    if vendor in TRITON_VENDORS:
-        return Verdict.yes()
-    return Verdict.no(
-        f"vLLM runs its attention in Triton on {' and '.join(TRITON_VENDORS)}; "
-        f"the device nodes say {vendor or 'nothing'}"
-    )
 
 
 def implementations() -> Iterator[OpImpl]:

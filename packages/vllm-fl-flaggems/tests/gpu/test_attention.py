@@ -177,7 +177,7 @@ def test_latent_attention_of_a_decode(dtype: torch.dtype, heads: int, scale: flo
 
 def test_the_cache_is_written_beyond_32_bits() -> None:
     """Ours indexes in 64 bits, unlike the kernel that reads."""
-    from vllm_fl_flaggems.impl import kv_cache
+    from vllm_fl_flaggems.kernels import kv_cache
 
     blocks = INT32_MAX // (16 * 8 * 256) + 2
     if torch.cuda.mem_get_info()[0] < 2 * blocks * 16 * 8 * 256 + 2**30:
@@ -191,7 +191,7 @@ def test_the_cache_is_written_beyond_32_bits() -> None:
 
 @pytest.mark.smoke
 def test_latent_entries_are_written() -> None:
-    from vllm_fl_flaggems.impl import kv_cache
+    from vllm_fl_flaggems.kernels import kv_cache
 
     cache = torch.zeros(4, 16, 1, 576, dtype=torch.bfloat16, device="cuda")
     latent = torch.randn(3, 1, 512, dtype=torch.bfloat16, device="cuda")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_fl_flaggems.impl import kv_cache
 from vllm_fl_flaggems.impl.attention import Attention, Step, views
+from vllm_fl_flaggems.kernels import kv_cache
 
 
 @dataclass

@@ -13,9 +13,9 @@ interpreted.load()
 from attention_cases import Batch, batch, expected  # noqa: E402
 
 from vllm_fl_dispatch import OpNotSupported  # noqa: E402
-from vllm_fl_flaggems.impl import kv_cache  # noqa: E402
 from vllm_fl_flaggems.impl.attention import Attention, views  # noqa: E402
 from vllm_fl_flaggems.impl.mla import RANK, ROTARY, LatentAttention  # noqa: E402
+from vllm_fl_flaggems.kernels import kv_cache  # noqa: E402
 
 pytestmark = interpreted.NUMPY_IS_SILENT
 

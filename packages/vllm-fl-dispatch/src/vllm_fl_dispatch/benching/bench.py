@@ -89,9 +89,9 @@ def _at(
         tell(f"{spec.name}, {tokens} tokens: {label} is prepared")
         try:
             # Of its own: some implementations overwrite their arguments.
-            args = inputs.TABLE[spec.name](maker)
+            args, options = inputs.make(spec.name, maker)
             variant.before()
-            call = variant.on(args, tokens)
+            call = variant.on(args, options, tokens)
             moved = inputs.moved_bytes(spec.name, args, call())
             batches[label] = timing.prepare(call, setting.device)
         except OpNotSupported as error:

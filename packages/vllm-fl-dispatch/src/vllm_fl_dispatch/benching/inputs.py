@@ -57,7 +57,7 @@ def _rotary(m: Maker) -> Arguments:
 
 def _grouped_topk(m: Maker) -> Arguments:
     s = m.shape
-    return m.rows(s.experts), s.top_k, True, s.expert_groups, s.top_groups
+    return m.rows(s.experts), s.top_k, True, s.expert_groups, s.top_groups, "sigmoid"
 
 
 def _fused_experts(m: Maker) -> Arguments:
@@ -72,7 +72,7 @@ def _fused_experts(m: Maker) -> Arguments:
     )
 
 
-#: operator -> its arguments; options stay at their defaults.
+#: operator -> its arguments.
 TABLE: Mapping[str, Callable[[Maker], Arguments]] = {
     "silu_and_mul": lambda m: (m.rows(2 * m.shape.intermediate),),
     "gelu_and_mul": lambda m: (m.rows(2 * m.shape.intermediate), "tanh"),
@@ -89,9 +89,22 @@ TABLE: Mapping[str, Callable[[Maker], Arguments]] = {
     "fused_experts": _fused_experts,
     "dynamic_per_token_quant_int8": lambda m: (m.rows(m.shape.hidden),),
 }  # fmt: skip
+#: operator -> its options; all others stay at their defaults.
+OPTIONS: Mapping[str, Callable[[Maker], dict[str, Any]]] = {
+    # Models that route by groups correct the choice by a bias.
+    "grouped_topk": lambda m: {
+        "e_score_correction_bias": m.normal(m.shape.experts, dtype=torch.float32)
+    },
+}
 _NEED_EXPERTS = {"topk_softmax", "grouped_topk", "moe_align_block_size", "moe_sum", "fused_experts"}
 #: Bound by arithmetic or by latency: bytes say nothing.
 _NO_BANDWIDTH = {"fused_experts", "moe_align_block_size"}
+
+
+def make(op: str, maker: Maker) -> tuple[Arguments, dict[str, Any]]:
+    """New arguments and options of an operator."""
+    options = OPTIONS.get(op)
+    return TABLE[op](maker), options(maker) if options else {}
 
 
 def objection(op: str, shape: ModelShape) -> str | None:

@@ -53,21 +53,21 @@ class Variant:
         plain = self.mode in ("eager", "stock")
         return self.impl_id if plain else f"{self.impl_id} {self.mode}"
 
-    def on(self, args: tuple[Any, ...], tokens: int) -> Callable[[], Any]:
-        """The call on these arguments.
+    def on(self, args: tuple[Any, ...], options: dict[str, Any], tokens: int) -> Callable[[], Any]:
+        """The call on these arguments and options.
 
         Raises:
             OpNotSupported: it cannot serve them; the message says why.
         """
-        reason = self.candidate.refusal(args, {}) or self.candidate.objection(args)
+        reason = self.candidate.refusal(args, options) or self.candidate.objection(args)
         if reason:
             raise OpNotSupported(reason)
         if self.mode == "opaque":
-            return partial(self.call, *args)
+            return partial(self.call, *args, **options)
         if self.mode == "stock":
-            made: Callable[[], Any] = self.call(*args)
+            made: Callable[[], Any] = self.call(*args, **options)
             return made
-        args, options = lower(self.candidate.spec, self.candidate.missing, args, {})
+        args, options = lower(self.candidate.spec, self.candidate.missing, args, options)
         if self.mode == "compiled" and tokens > 1:
             for arg in args:
                 if isinstance(arg, torch.Tensor) and arg.ndim and arg.shape[0] == tokens:
@@ -114,10 +114,13 @@ def variants(
 def _stock(spec: OpSpec) -> Variant:
     """vLLM's own layer; its `call` makes the call for given arguments."""
 
-    def make(*args: Any) -> Callable[[], Any]:
+    def make(*args: Any, **options: Any) -> Callable[[], Any]:
         from vllm_fl_dispatch.vllm.stock import stock_call
 
-        return stock_call(spec.name, args)
+        call = stock_call(spec.name, args)
+        if options:
+            raise OpNotSupported("a layer of vLLM has the options it was built with")
+        return call
 
     own = OpImpl(spec.name, "stock", BackendImplKind.STOCK, empty_ok=True)
     return Variant(Candidate.of(spec, own, make, make), "stock", make, _nothing)

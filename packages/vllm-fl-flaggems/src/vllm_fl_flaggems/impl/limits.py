@@ -13,7 +13,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def check_extent(x: torch.Tensor) -> None:
     """Raise OpNotSupported unless all elements of a tensor lie within 32 bits of its start."""
-    if x.numel() > INT32_MAX or (x.dim() and x.shape[0] * x.stride(0) > INT32_MAX):
+    reach = x.numel()
+    if not x.is_contiguous():
+        reach = max(reach, x.shape[0] * x.stride(0))
+    if reach > INT32_MAX:
         raise OpNotSupported(f"{tuple(x.shape)} reaches beyond the 2**31 elements that it indexes")
 
 

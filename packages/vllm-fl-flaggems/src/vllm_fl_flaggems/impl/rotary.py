@@ -24,8 +24,9 @@ def supports(query: Query) -> Verdict:
 def make_rotary_embedding() -> Call:
     """`rotary_embedding` through ``apply_rotary_pos_emb``."""
     kernel = library.function("apply_rotary_pos_emb")
-    # (table, cosines, sines) of the last call: a model has few tables, and views cost time.
-    last: tuple[Any, Any, Any] = (None, None, None)
+    # (table, cosines, sines, rotated channels) of the last call: a model has few tables, and
+    # views cost time.
+    last: tuple[Any, Any, Any, int] = (None, None, None, 0)
 
     def rotary_embedding(
         positions: torch.Tensor,
@@ -42,20 +43,22 @@ def make_rotary_embedding() -> Call:
         if not query.numel():
             return query.contiguous(), None if key is None else key.contiguous()
         check_extent(query)
-        table = last
-        if table[0] is not cos_sin_cache:
-            cosines, sines = cos_sin_cache.chunk(2, dim=-1)
-            last = table = (cos_sin_cache, cosines, sines)
-        _, cos, sin = table
+        table, cos, sin, rotary_dim = last
+        if table is not cos_sin_cache:
+            cos, sin = cos_sin_cache.chunk(2, dim=-1)
+            rotary_dim = cos_sin_cache.shape[-1]
+            last = (cos_sin_cache, cos, sin, rotary_dim)
         if inverse:
             sin = -sin
-        heads = _heads(query, head_size)
+        heads = query if query.dim() == 3 else query.view(query.shape[0], -1, head_size)
         # It needs a key; one head of the query stands in for one without elements.
         keyless = key is None or not key.numel()
-        key_heads = heads[:, :1] if key is None or keyless else _heads(key, head_size)
+        if key is None or keyless:
+            key_heads = heads[:, :1]
+        else:
+            key_heads = key if key.dim() == 3 else key.view(key.shape[0], -1, head_size)
         if positions.dim() != 1:
             positions = positions.flatten()
-        rotary_dim = cos_sin_cache.shape[-1]
         if rotary_dim == head_size:
             rotated, rotated_key = kernel(heads, key_heads, cos, sin, positions, not is_neox_style)
         else:
@@ -65,15 +68,15 @@ def make_rotary_embedding() -> Call:
             )
             rotated, rotated_key = _with(heads, part, found[0]), _with(key_heads, part, found[1])
         if key is None or keyless:
-            return rotated.view(query.shape), None if key is None else torch.empty_like(key)
-        return rotated.view(query.shape), rotated_key.view(key.shape)
+            return _like(rotated, query), None if key is None else torch.empty_like(key)
+        return _like(rotated, query), _like(rotated_key, key)
 
     return rotary_embedding
 
 
-def _heads(x: torch.Tensor, head_size: int) -> torch.Tensor:
-    """[tokens, heads, head_size], a view where the strides allow it."""
-    return x if x.dim() == 3 else x.view(x.shape[0], -1, head_size)
+def _like(rotated: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, head_size] in the shape in which it was given."""
+    return rotated if given.dim() == 3 else rotated.view(given.shape[0], -1)
 
 
 def _with(heads: torch.Tensor, channels: slice, values: torch.Tensor) -> torch.Tensor:

@@ -36,12 +36,12 @@ def make_topk_softmax() -> Call:
         rows, experts = gating_output.shape
         if experts > MAX_EXPERTS or topk > MAX_TOPK:
             raise OpNotSupported(f"{experts} experts, topk {topk}")
-        weights = gating_output.new_empty((rows, topk), dtype=torch.float32)
-        # The ids, and the row numbers that it writes as well.
-        ids = gating_output.new_empty((2, rows, topk), dtype=torch.int32)
+        weights = gating_output.new_empty(rows, topk, dtype=torch.float32)
+        ids = gating_output.new_empty(rows, topk, dtype=torch.int32)
         if rows:
-            kernel(weights, ids[0], ids[1], gating_output.contiguous(), renormalize)
-        return weights, ids[0]
+            # It writes row numbers as well.
+            kernel(weights, ids, torch.empty_like(ids), gating_output.contiguous(), renormalize)
+        return weights, ids
 
     return topk_softmax
 

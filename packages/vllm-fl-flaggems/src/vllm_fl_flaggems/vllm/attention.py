@@ -9,8 +9,8 @@ import torch
 from vllm.v1.attention.backend import MultipleOf
 
 from vllm_fl_dispatch.vllm.attention_layer import LayerAttention, LayerBackend
-from vllm_fl_flaggems.impl import kv_cache as cache
 from vllm_fl_flaggems.impl.attention import MAX_HEAD_SIZE, Attention, views
+from vllm_fl_flaggems.kernels import kv_cache as cache
 from vllm_fl_flaggems.vllm.metadata import Metadata, MetadataBuilder
 
 

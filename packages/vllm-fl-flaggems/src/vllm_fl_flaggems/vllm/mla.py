@@ -9,8 +9,8 @@ import torch
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla import triton_mla
 
-from vllm_fl_flaggems.impl import kv_cache as cache
 from vllm_fl_flaggems.impl.mla import BLOCKS, RANK, ROTARY, LatentAttention
+from vllm_fl_flaggems.kernels import kv_cache as cache
 
 
 class MLAFLBackend(triton_mla.TritonMLABackend):  # type: ignore[misc]  # vLLM is untyped to us

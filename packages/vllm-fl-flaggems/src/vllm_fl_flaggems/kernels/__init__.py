@@ -1,0 +1,1 @@
+"""Kernels of ours in Triton: where FlagGems has none, or a slower one."""
