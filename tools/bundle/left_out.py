@@ -39,6 +39,7 @@ class Files:
 
 
 _TORCH = "comes with the target's torch, for which vLLM's kernels are compiled"
+_CUDA = "libraries and compilers of CUDA; torch brings what it needs"
 _MEDIA = "decodes audio or video"
 _COMPILED_LATER = "kernels for some models and formats, compiled on the target"
 
@@ -49,8 +50,8 @@ REQUIREMENTS = (
     Requirements("torchaudio", _TORCH),
     Requirements("torchcodec", _MEDIA),
     Requirements("pynvvideocodec", _MEDIA),
-    Requirements("nvidia-*", "libraries and compilers of CUDA; torch brings what it needs"),
-    Requirements("cuda-*", "same"),
+    Requirements("nvidia-*", _CUDA),
+    Requirements("cuda-*", _CUDA),
     Requirements("flashinfer-*", "over a gigabyte; set VLLM_USE_FLASHINFER_SAMPLER=0"),
     Requirements("tilelang", _COMPILED_LATER),
     Requirements("quack-kernels", _COMPILED_LATER),

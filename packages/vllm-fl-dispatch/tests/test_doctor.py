@@ -90,6 +90,8 @@ def test_a_misfit_and_an_orphan(distribution: Callable[..., Path]) -> None:
         ("VLLM_FL_PREFER", "vendro", "configuration: VLLM_FL_PREFER: 'vendro'"),
         ("VLLM_FL_RANK_TIMEOUT", "-1", "configuration: VLLM_FL_RANK_TIMEOUT"),
         ("VLLM_FL_SHADOW", "rms", "configuration: VLLM_FL_SHADOW: 'rms'"),
+        ("VLLM_FL_SHADOW", "rmsnorm=reference", "VLLM_FL_SHADOW: unknown operator 'rmsnorm'"),
+        ("VLLM_FL_PER_OP", "rmsnorm=reference", "policy: unknown operator 'rmsnorm'"),
         ("VLLM_FL_ENABLED", "maybe", "configuration: VLLM_FL_ENABLED: 'maybe'"),
         ("VLLM_PLUGINS", "other", "does not name 'fl'"),
     ],

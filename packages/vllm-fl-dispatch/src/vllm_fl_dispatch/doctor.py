@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_fl_dispatch import discovery, probing
+from vllm_fl_dispatch import discovery, probing, shadow, startup
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.values import parse_names
@@ -109,6 +109,9 @@ def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
         yield f"{impl}: {unknown_name('operator', impl.op_name, manager.registry.names())}"
     with contextlib.suppress(PolicyError):  # which is named already
         yield from effective(platform=platform_defaults(manager.records)).warnings
+    for where, policy in (("policy", manager.policy), (shadow.VARIABLE, shadow.named())):
+        for problem in startup.unknown_names(policy, manager.registry):
+            yield f"{where}: {problem}"
     chosen = os.environ.get("VLLM_PLUGINS")
     if chosen is not None and VLLM_PLUGIN not in parse_names(chosen):
         yield f"VLLM_PLUGINS={chosen!r} does not name {VLLM_PLUGIN!r}: vLLM will not load us"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+VARIABLE = "VLLM_FL_SHADOW"
 #: In `VLLM_FL_SHADOW`: every operator that is not named itself.
 ANY = "*"
 
@@ -68,7 +69,7 @@ class Shadow:
         """Layers were bound to traced code, which nothing can stand in front of."""
         if self.order_for(op_name) is not None:
             logger.warning_once(
-                f"VLLM_FL_SHADOW: {op_name} is traced into compiled code, where nothing is "
+                f"{VARIABLE}: {op_name} is traced into compiled code, where nothing is "
                 "compared; run the model with --enforce-eager"
             )
 
@@ -115,7 +116,7 @@ class Shadow:
                 found.append(Candidate.of(spec, replace(other, mutates=spec.donates), fn, fn))
         if not found and not resolution.accepted:
             logger.warning_once(
-                f"VLLM_FL_SHADOW: nothing can run beside {spec.name}\n{resolution.table()}"
+                f"{VARIABLE}: nothing can run beside {spec.name}\n{resolution.table()}"
             )
         return tuple(found)
 
@@ -153,11 +154,17 @@ def start(manager: OpManager) -> Shadow | None:
     Raises:
         PolicyError: it names something unknown and the policy is strict.
     """
-    orders = parsed("VLLM_FL_SHADOW")
+    orders = parsed(VARIABLE)
     sampling = parsed("VLLM_FL_SHADOW_SAMPLE") or {}
     if not orders:
         return None
-    named = {op: order for op, order in orders.items() if op != ANY}
-    wanted = SelectionPolicy(per_op_order=named, strict=manager.policy.strict)
-    startup.check_names(wanted, manager.registry, "VLLM_FL_SHADOW")
+    startup.check_names(named(manager.policy.strict), manager.registry, VARIABLE)
     return Shadow(manager, orders, Sampling(**sampling))
+
+
+def named(strict: bool = False) -> SelectionPolicy:
+    """The names in `VLLM_FL_SHADOW`, as a policy."""
+    orders = parsed(VARIABLE) or {}
+    return SelectionPolicy(
+        per_op_order={op: order for op, order in orders.items() if op != ANY}, strict=strict
+    )
