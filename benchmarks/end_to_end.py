@@ -54,6 +54,7 @@ class Engine:
     name: str
     llm: Any
     served: dict[str, str]
+    selected: dict[str, str]
     steps: list[tuple[Any, Any]] = field(default_factory=list)
     launches: list[float] = field(default_factory=list)
     results: dict[int, list[dict[str, float]]] = field(default_factory=dict)
@@ -72,7 +73,7 @@ def build(name: str, model: Path, mode: str) -> Engine:
         max_model_len=1024,
         max_num_seqs=64,
     )
-    engine = Engine(name, llm, engines.served(llm))
+    engine = Engine(name, llm, engines.served(llm), engines.selected(llm))
     _watch(engine)
     return engine
 
@@ -208,6 +209,7 @@ def main() -> None:
             "mode": options.mode,
             "tokens": options.tokens,
             "served": {engine.name: engine.served for engine in built},
+            "selected": {engine.name: engine.selected for engine in built},
             "windows": {engine.name: engine.results for engine in built},
             "summary": rows,
         }

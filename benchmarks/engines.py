@@ -115,6 +115,17 @@ def served(llm: Any) -> dict[str, str]:
     return found
 
 
+def selected(llm: Any) -> dict[str, str]:
+    """operator -> the implementation that the policy in use selects for calls of no layer."""
+    from vllm_fl_dispatch import get_default_manager
+
+    manager = get_default_manager()
+    compiled = not llm.llm_engine.vllm_config.model_config.enforce_eager
+    policy = manager.policy.for_mode(compiled)
+    found = {op: manager.resolve(op, policy=policy).selected for op in manager.registry.op_names()}
+    return {op: impl.impl_id for op, impl in found.items() if impl is not None}
+
+
 def machine() -> dict[str, str]:
     """What it ran on."""
     import torch

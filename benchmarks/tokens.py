@@ -38,8 +38,8 @@ RECORDED = ("model", "mode", "dtype", "attention", "chunk")
 Texts = list[list[dict[str, Any]]]
 
 
-def generate(policy: str, count: int, **options: Any) -> tuple[Texts, dict[str, str]]:
-    """Texts under a policy, and what the layers ran."""
+def generate(policy: str, count: int, **options: Any) -> tuple[Texts, dict[str, Any]]:
+    """Texts under a policy, and what served."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -60,7 +60,7 @@ def generate(policy: str, count: int, **options: Any) -> tuple[Texts, dict[str, 
         ]
         for output in outputs
     ]
-    ran = engines.served(llm)
+    ran = {"served": engines.served(llm), "selected": engines.selected(llm)}
     del llm
     _free()
     return texts, ran
@@ -165,7 +165,7 @@ def main() -> int:
             if options.save:
                 options.save.write_text(json.dumps(texts))
         result = compare(texts, truth, options.tolerance)
-        record["policies"][policy] = {**result, "served": ran}
+        record["policies"][policy] = {**result, **ran}
         print(
             f"{policy:<10} {result['same']} of {result['of']} tokens until texts differ, "
             f"log-probabilities within {result['furthest']:.4f} "

@@ -128,19 +128,28 @@ def test_every_policy_gives_the_same_tokens(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "graphs"])
 def test_a_wrong_implementation_is_told_by_its_tokens(
-    tiny: Callable[[str], Path], compare_tokens: Compare
+    tiny: Callable[[str], Path], compare_tokens: Compare, mode: str
 ) -> None:
+    # Compiled code calls it behind an opaque operator, which follows the policy of the process.
     done, found = compare_tokens(
         tiny("qwen3"),
         *EXACT,
+        "--mode",
+        mode,
         "--policies",
         "reference",
         "vendor",
-        environ={"VLLM_FL_PLUGIN_MODULES": "wrong_acme", "TEST_WRONG_OP": "silu_and_mul"},
+        environ={
+            "VLLM_FL_PLUGIN_MODULES": "wrong_acme",
+            "TEST_WRONG_OP": "silu_and_mul",
+            "VLLM_FL_PREFER": "reference",  # where no policy reaches, it would not be called
+        },
     )
     assert done.returncode == 1
     assert found["vendor"]["faults"]
+    assert found["vendor"]["selected"]["silu_and_mul"] == "vendor.wrong"
     assert not found["reference"]["faults"]
 
 

@@ -33,8 +33,8 @@ def _gated(
     limit,
     alpha,
     beta,
-    ACTIVATION: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    CHANNELS: tl.constexpr,  # noqa: N803  # Triton writes constants so
+    ACTIVATION: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

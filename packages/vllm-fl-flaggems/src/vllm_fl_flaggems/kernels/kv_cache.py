@@ -34,12 +34,12 @@ def _store(
     values_block,
     values_offset,
     values_head,
-    HEADS: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    KEY_SIZE: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    VALUE_SIZE: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    HEADS_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    KEY_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    VALUE_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
+    HEADS: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)

@@ -32,13 +32,13 @@ def _rotate_heads(
     head,
     cos,
     sin,
-    HEADS: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    SIZE: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    SIZE_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    OFFSET: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    HALF: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    HALF_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    NEOX: tl.constexpr,  # noqa: N803  # Triton writes constants so
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    NEOX: tl.constexpr,
 ):
     pair = tl.arange(0, HALF_PADDED)[None, :]
     mask = (head < HEADS) & (pair < HALF)
@@ -74,16 +74,16 @@ def _rotate(
     key_token,
     key_head,
     table_row,
-    QUERY_HEADS: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    KEY_HEADS: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    SIZE: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    SIZE_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    OFFSET: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    HALF: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    HALF_PADDED: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    NEOX: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    INVERSE: tl.constexpr,  # noqa: N803  # Triton writes constants so
-    BLOCK: tl.constexpr,  # noqa: N803  # Triton writes constants so
+    QUERY_HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    NEOX: tl.constexpr,
+    INVERSE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
