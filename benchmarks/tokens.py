@@ -4,8 +4,10 @@ usage: python benchmarks/tokens.py MODEL [--policies reference vendor flagos] [-
 
 The first policy gives the truth. A text is followed to where its tokens first differ: there, and
 before, log-probabilities must be within the tolerance, and the token chosen must be as good as the
-best within it. In float32 (``--dtype float32 --tolerance 0``) every token must be the same. A vLLM
-without its compiled modules is another process: ``--save`` keeps the truth for its ``--truth``.
+best within it. In float32 (``--dtype float32 --tolerance 0``) every token must be the same. In half
+precision the reference is not right either: let float32 give the truth, and see whether a policy is
+farther from it than the reference. ``--save`` keeps a truth for the ``--truth`` of another process,
+which has another dtype, or a vLLM without its compiled modules.
 """
 
 from __future__ import annotations

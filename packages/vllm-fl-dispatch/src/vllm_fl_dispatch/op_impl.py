@@ -97,7 +97,8 @@ class OpImpl:
         """What `supports` says, for tests; `verdict_on` is for servers.
 
         Raises:
-            whatever `supports` raises; TypeError where it answers neither a verdict nor a boolean.
+            TypeError: it answers neither a verdict nor a boolean.
+            Exception: whatever `supports` raises.
         """
         if self.supports is None:
             return Verdict.yes()
