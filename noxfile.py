@@ -505,9 +505,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """What every change must pass: style, types, unit and integration tests, and the backends
-    whose libraries need an environment of their own."""
-    for name in ("lint", "typecheck", "unit", "integration", FLAGGEMS, ASCEND):
+    """What every change must pass: style, types, documentation, wheels, unit and integration
+    tests, and the backends whose libraries need an environment of their own."""
+    for name in ("lint", "typecheck", "docs", "build", "unit", "integration", FLAGGEMS, ASCEND):
         session.notify(name.removeprefix("vllm-fl-"))
 
 
