@@ -98,7 +98,9 @@ def test_registering_asking_and_the_limits_import_no_torch_npu(tmp_path: Path) -
         "source = Source('ascend', 'vllm_fl_ascend.plugin', Origin('vllm-fl-ascend'))\n"
         "manager = OpManager(SelectionPolicy(), [source])\n"
         "for op in manager.registry.op_names(): manager.resolve(op)\n"
-        "for op in plugin.OPERATORS: plugin.supports(op, Query(op, {'dtype': torch.float16}))\n"
+        "for op in plugin.OPERATORS:\n"
+        "    (impl,) = manager.registry.impls(op)\n"
+        "    impl.answer(Query(op, {'dtype': torch.float16}))\n"
         "list(plugin.vllm_fl_diagnose())\n"
         "print(sorted(name for name in sys.modules if 'npu' in name))\n"
     )

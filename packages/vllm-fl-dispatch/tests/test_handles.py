@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,6 +225,67 @@ def test_a_loaded_function_must_fit_the_contract_too(make_manager: Any) -> None:
     )
     assert manager.get_op("silu_and_mul")(X) == "reference.torch"
     assert "does not fit the contract" in manager.failures.all()[0].error
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that nobody has imported."""
+    name = "kernels_of_acme"
+    (tmp_path / f"{name}.py").write_text(
+        "from vllm_fl_dispatch import Verdict\n"
+        "def silu_and_mul(x): return 'named'\n"
+        "def make_silu_and_mul(): return lambda x: 'made'\n"
+        "def supports(query): return Verdict.no('never')\n"
+        "def strange(layer, x): return x\n"
+        "NUMBER = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "answer"),
+    [("fn", "silu_and_mul", "named"), ("load", "make_silu_and_mul", "made")],
+)
+def test_a_function_given_by_its_place_is_imported_when_bound(
+    make_manager: Any, kernels: str, field: str, name: str, answer: str
+) -> None:
+    manager = make_manager(impl("vendor.acme", **{field: f"{kernels}:{name}"}))
+    op = manager.get_op("silu_and_mul")
+    assert manager.resolve("silu_and_mul").selected is not None
+    assert kernels not in sys.modules
+    assert op(X) == answer
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("kernels_of_acme:f", "has no attribute 'f'"),
+        ("kernels_of_acme:NUMBER", "is no function but 1"),
+        ("kernels_of_acme:strange", "does not fit the contract"),
+    ],
+)
+def test_a_place_with_nothing_that_fits_is_passed_over(
+    make_manager: Any, kernels: str, place: str, said: str
+) -> None:
+    manager = make_manager(impl("vendor.acme", place), impl("reference.torch"))
+    assert manager.get_op("silu_and_mul")(X) == "reference.torch"
+    assert said in manager.failures.all()[0].error
+
+
+def test_supports_given_by_its_place_is_imported_when_asked(
+    make_manager: Any, kernels: str
+) -> None:
+    acme = impl("vendor.acme", supports=f"{kernels}:supports")
+    manager = make_manager(acme, impl("reference.torch"))
+    assert kernels not in sys.modules
+    query = Query("silu_and_mul", {"dtype": X.dtype})
+    decision = next(d for d in manager.resolve("silu_and_mul", query=query).decisions
+                    if d.impl.impl_id == "vendor.acme")  # fmt: skip
+    assert decision.reason == "never"
+    assert manager.get_op("silu_and_mul")(X) == "reference.torch"
 
 
 def test_availability_is_asked_once_and_may_raise(make_manager: Any) -> None:

@@ -69,6 +69,16 @@ def test_an_implementation_is_a_function_or_a_loader() -> None:
         OpImpl("silu_and_mul", "reference.x", BackendImplKind.REFERENCE)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("fn", "acme.silu"), ("load", "acme:"), ("supports", 1), ("installed", "acme:installed")],
+)
+def test_what_is_called_is_a_function_or_its_place(field: str, value: Any) -> None:
+    given = {"fn": lambda x: x, field: value} if field != "load" else {field: value}
+    with pytest.raises(ValueError, match=f"{field}= must be a function"):
+        OpImpl("silu_and_mul", "reference.x", BackendImplKind.REFERENCE, **given)
+
+
 def test_stock_is_not_for_backends(registry: OpRegistry) -> None:
     with pytest.raises(ContractError, match="stands for vLLM's own layers"):
         registry.register_impl(OpImpl("silu_and_mul", "stock", BackendImplKind.STOCK))

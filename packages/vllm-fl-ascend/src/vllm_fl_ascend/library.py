@@ -127,9 +127,11 @@ def operator(name: str) -> Any:
     """The default overload of an operator in `OPERATORS`, with its arguments checked.
 
     Raises:
+        ImportError: torch_npu cannot be imported.
         ContractError: the installed torch_npu has no such operator, or its schema lacks an
             argument that is passed; shows the schema.
     """
+    import_library()
     import torch
 
     namespace, _, op = name.partition("::")

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from vllm_fl_ascend.library import import_library
 from vllm_fl_ascend.probe import device_present, library_installed
 from vllm_fl_dispatch import (
     BackendImplKind,
     DeviceSpec,
     OpImpl,
     OpNotSupported,
-    Query,
     Registrar,
-    Verdict,
     hookimpl,
 )
-from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
 CONFIG = Path(__file__).parent / "config"
@@ -49,29 +42,6 @@ DEVICE = DeviceSpec(
     communication_backend="hccl",
     visible_devices_variable="ASCEND_RT_VISIBLE_DEVICES",
 )
-
-
-def _function(op_name: str, prefix: str) -> Any:
-    module = importlib.import_module(f"vllm_fl_ascend.impl.{OPERATORS[op_name]}")
-    return getattr(module, f"{prefix}_{op_name}")
-
-
-def load(op_name: str) -> Call:
-    """The implementation of an operator.
-
-    Raises:
-        ImportError: torch_npu cannot be imported.
-        ContractError: its operators are not what the adapters call.
-    """
-    import_library()
-    function: Call = _function(op_name, "make")()
-    return function
-
-
-def supports(op_name: str, query: Query) -> Verdict:
-    """Is the query within the limits of the kernels? Imports torch, not torch_npu."""
-    verdict: Verdict = _function(op_name, "supports")(query)
-    return verdict
 
 
 def attention_backend(
@@ -109,13 +79,13 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             "vendor.ascend",
             BackendImplKind.VENDOR,
             vendor="ascend",
-            load=partial(load, op_name),
+            load=f"vllm_fl_ascend.impl.{module}:make_{op_name}",
             installed=library_installed,
             available=device_present,
-            supports=partial(supports, op_name),
+            supports=f"vllm_fl_ascend.impl.{module}:supports_{op_name}",
             empty_ok=True,
         )
-        for op_name in OPERATORS
+        for op_name, module in OPERATORS.items()
     )
 
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from adapters import load
 from batches import Served
 from npu_double.install import Recorded, recording
 
-from vllm_fl_ascend import plugin
 from vllm_fl_ascend.impl.attention import Shape
 from vllm_fl_ascend.impl.attention_plan import make_plan
 
@@ -22,7 +22,7 @@ def _rows(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def _call(op_name: str, *args: Any, **options: Any) -> Any:
-    return plugin.load(op_name)(*args, **options)
+    return load(op_name)(*args, **options)
 
 
 def _attention(dtype: torch.dtype, shape: Shape) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from adapters import load
 from batches import Served
 from npu_double import rotary as model_of_rotary
 
@@ -48,7 +49,7 @@ def operator(name: str) -> None:
     manager.ensure_built()
     plugin.vllm_fl_register_ops(Registrar(manager.registry, Origin("vllm-fl-ascend")))
     (impl,) = manager.registry.impls(name)
-    subject = Subject(spec, impl, plugin.load(name))
+    subject = Subject(spec, impl, load(name))
     for case in subject.cases():
         if not case.heavy:
             result = run_case(subject, case)
@@ -74,7 +75,7 @@ def one_row_of_all() -> None:
     ids = torch.tensor([[1, 2], [3, 0], [2, 1]])
     weights = torch.full((3, 2), 0.5)
     here = torch.tensor([0, -1, -1, -1], dtype=torch.int32)
-    experts_of_rank = plugin.load("fused_experts")
+    experts_of_rank = load("fused_experts")
     for expert_map in (here, torch.full_like(here, -1)):
         out = experts_of_rank(hidden, w1, w2, weights, ids, expert_map=expert_map)
         assert not out[[0, 2]].any()
@@ -321,7 +322,7 @@ def two_caches(rotate: Callable[..., Any]) -> None:
 
 
 def test_t1_a_second_cache_is_not_the_first() -> None:
-    two_caches(plugin.load("rotary_embedding"))
+    two_caches(load("rotary_embedding"))
 
     def through_the_older_operator(
         positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vllm_fl_cuda.probe import device_present, import_extensions, operators_installed
+from vllm_fl_cuda.probe import device_present, operators_installed
 from vllm_fl_dispatch import (
     BackendImplKind,
     DeviceSpec,
     OpImpl,
-    Query,
     Registrar,
-    Verdict,
     hookimpl,
     probing,
 )
 from vllm_fl_dispatch.errors import OpNotSupported
-from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
 CONFIG = Path(__file__).parent / "config"
@@ -54,27 +50,6 @@ DEVICE = DeviceSpec(
 )
 
 
-def _loader(module: str, op_name: str) -> Any:
-    def load() -> Call:
-        import_extensions()
-        found = importlib.import_module(f"vllm_fl_cuda.impl.{module}")
-        function: Call = getattr(found, f"make_{op_name}")()
-        return function
-
-    return load
-
-
-def _supports(module: str) -> Any:
-    """The module's own predicate, imported when first asked: it needs torch."""
-
-    def supports(query: Query) -> Verdict:
-        found = importlib.import_module(f"vllm_fl_cuda.impl.{module}")
-        verdict: Verdict = found.supports(query)
-        return verdict
-
-    return supports
-
-
 def attention_backend(use_mla: bool = False, use_sparse: bool = False) -> str:
     """vLLM's attention in Triton, which needs none of its compiled operators.
 
@@ -105,10 +80,10 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             "vendor.cuda",
             BackendImplKind.VENDOR,
             vendor="cuda",
-            load=_loader(module, op_name),
+            load=f"vllm_fl_cuda.impl.{module}:make_{op_name}",
             installed=operators_installed,
             available=device_present,
-            supports=_supports(module) if module in PARTIAL else None,
+            supports=f"vllm_fl_cuda.impl.{module}:supports" if module in PARTIAL else None,
             empty_ok=True,
             **more,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from vllm_fl_cuda.probe import import_extensions
 from vllm_fl_dispatch import ContractError
 
 #: ``library::operator`` -> types of the arguments that the adapters pass. ``Tensor?`` also
@@ -29,13 +30,15 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 
 
 def compiled_operator(name: str) -> Any:
-    """The overload of ``library::operator``, checked.
+    """The overload of ``library::operator``, checked; imports vLLM's extensions if need be.
 
     Raises:
         ContractError: the operator is missing, or takes other arguments; shows both schemas.
     """
-    library, _, operator = name.partition("::")
-    packet = getattr(getattr(torch.ops, library), operator, None)
+    packet = _packet(name)
+    if packet is None:
+        import_extensions()
+        packet = _packet(name)
     if packet is None:
         raise ContractError(f"the installed vLLM has no compiled operator {name}")
     overload = packet.default
@@ -53,6 +56,11 @@ def compiled_operator(name: str) -> Any:
             f"  found:    {overload._schema}"
         )
     return overload
+
+
+def _packet(name: str) -> Any:
+    library, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, library), operator, None)
 
 
 def caller(overload: Any, passed: int) -> Callable[..., Any]:

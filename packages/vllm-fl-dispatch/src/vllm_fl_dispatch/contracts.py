@@ -93,11 +93,11 @@ def check_contract(spec: Spec, impl: OpImpl, fn: Callable[..., Any] | None = Non
             f"{impl} declares that it overwrites {sorted(wrong)}; the contract of {spec.name} "
             f"lets it overwrite {sorted(spec.donates) or 'nothing'}"
         )
-    fn = fn or impl.fn
-    if fn is None:
+    checked = fn or impl.fn
+    if not callable(checked):
         return
     try:
-        found = inspect.signature(fn)
+        found = inspect.signature(checked)
     except (TypeError, ValueError):
         return
     problem = _misfit(spec, found)
@@ -105,7 +105,7 @@ def check_contract(spec: Spec, impl: OpImpl, fn: Callable[..., Any] | None = Non
         raise ContractError(
             f"{impl} does not fit the contract of {spec.name}: {problem}\n"
             f"  expected: {describe(spec)}\n"
-            f"  found:    {getattr(fn, '__name__', fn)!s}{found}"
+            f"  found:    {getattr(checked, '__name__', checked)!s}{found}"
         )
 
 

@@ -43,8 +43,8 @@ def vllm_fl_register_specs(registrar: Registrar) -> None:
 def vllm_fl_register_ops(registrar: Registrar) -> None:
     """Add implementations (`registrar.add`, `registrar.add_many`).
 
-    Do not import a device library here: give `load=` instead of `fn=`, and say in `available=`
-    whether it can run.
+    Do not import a device library here: name the place of the function, ``fn="module:name"``, and
+    say in `available=` whether it can run.
     """
 
 

@@ -10,7 +10,7 @@ from vllm_fl_dispatch.errors import ContractError, in_brief
 from vllm_fl_dispatch.fallback import FailureMemory, may_continue
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.logger_manager import get_logger
-from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_impl import OpImpl, function
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.resolution import Facts
 from vllm_fl_dispatch.selectors import Spec
@@ -123,10 +123,14 @@ class Implementations:
 
 
 def _function_of(impl: OpImpl) -> Call:
-    fn = impl.load() if impl.load is not None else impl.fn
-    if not callable(fn):
-        raise ContractError(
-            f"{impl}: load= must be a function without arguments that returns the "
-            f"implementation; it returned {fn!r}"
-        )
-    return fn
+    if impl.load is None:
+        assert impl.fn is not None
+        found: object = function(impl.fn)
+        problem = f"fn={impl.fn!r} is no function but"
+    else:
+        found = function(impl.load)()
+        problem = "load= must be a function without arguments that returns the implementation; "
+        problem += "it returned"
+    if not callable(found):
+        raise ContractError(f"{impl}: {problem} {found!r}")
+    return found

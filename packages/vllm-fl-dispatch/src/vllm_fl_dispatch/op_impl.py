@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -12,8 +14,22 @@ from vllm_fl_dispatch.types import BackendImplKind, BackendPriority, Origin, Que
 
 logger = get_logger(__name__)
 
-#: Fields of `OpImpl` that are called.
-_FUNCTIONS = ("fn", "load", "installed", "available", "supports")
+#: A function with such parameters and results, or where it is: ``module:name``.
+Named = Callable[..., Any] | str
+_PLACE = re.compile(r"[\w.]+:[\w.]+")
+#: Fields of `OpImpl` that are called, and whether they may say where the function is.
+_FUNCTIONS = {
+    "fn": True, "load": True, "installed": False, "available": False, "supports": True,
+}  # fmt: skip
+
+
+def function(named: Named) -> Callable[..., Any]:
+    """A function, imported if `named` says where it is.
+
+    Raises:
+        Exception: whatever importing raises; AttributeError where the module has no such name.
+    """
+    return pkgutil.resolve_name(named) if isinstance(named, str) else named
 
 
 @dataclass(frozen=True)
@@ -24,16 +40,19 @@ class OpImpl:
         op_name: the operator, e.g. ``rms_norm``.
         impl_id: unique per operator: ``default.flagos``, ``vendor.<name>``, ``reference.torch``.
         kind: DEFAULT, VENDOR or REFERENCE.
-        fn: the function, with the parameters of the operator's contract. Keyword-only options
-            of the contract may be left out: calls that need them then go elsewhere.
+        fn: the function, with the parameters of the operator's contract, or ``module:name``,
+            which is imported when it is first bound, in the process that runs the kernels.
+            Libraries that are costly or dangerous to import (FlagGems, torch_npu) are imported
+            only there. Keyword-only options of the contract may be left out: calls that need
+            them then go elsewhere.
         vendor: name of the vendor; required for kind VENDOR.
         priority: breaks ties inside a token; by default the priority of the kind.
-        load: instead of `fn`: called once, when first bound, in the process that runs the
-            kernels; returns the function. Libraries that are costly or dangerous to import
-            (FlagGems, torch_npu) are imported only there.
+        load: instead of `fn`: a function without parameters, or ``module:name``, that is called
+            once, when first bound, and returns the function.
         installed: is the library there? Asked without importing it and without a device.
         available: can it run in this process? Must not initialise a device.
         supports: can it serve this query? Sees dtypes, sizes and options, never the token count.
+            A function, or ``module:name``, imported when first asked.
         needs_contiguous: serves contiguous inputs only; other inputs go to the next candidate.
         max_numel: serves inputs of at most that many elements.
         empty_ok: accepts zero rows; otherwise the core answers those itself.
@@ -47,14 +66,14 @@ class OpImpl:
     op_name: str
     impl_id: str
     kind: BackendImplKind
-    fn: Callable[..., Any] | None = None
+    fn: Named | None = None
     vendor: str | None = None
     priority: int | None = None
     _: KW_ONLY
-    load: Callable[[], Callable[..., Any]] | None = None
+    load: Named | None = None
     installed: Callable[[], Verdict | bool] | None = None
     available: Callable[[], Verdict | bool] | None = None
-    supports: Callable[[Query], Verdict | bool] | None = None
+    supports: Named | None = None
     needs_contiguous: bool = False
     max_numel: int | None = None
     empty_ok: bool = False
@@ -69,11 +88,13 @@ class OpImpl:
             raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
         if self.kind is BackendImplKind.VENDOR and not self.vendor:
             raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
-        for field_name in _FUNCTIONS:
+        for field_name, may_be_named in _FUNCTIONS.items():
             value = getattr(self, field_name)
-            if value is not None and not callable(value):
+            is_named = may_be_named and isinstance(value, str) and _PLACE.fullmatch(value)
+            if value is not None and not callable(value) and not is_named:
+                place = " or its place 'module:name'" if may_be_named else ""
                 raise ValueError(
-                    f"{name}: {field_name}= must be a function, which is called later; "
+                    f"{name}: {field_name}= must be a function{place}, which is called later; "
                     f"found {value!r}"
                 )
         if isinstance(self.mutates, str):
@@ -102,7 +123,7 @@ class OpImpl:
         """
         if self.supports is None:
             return Verdict.yes()
-        return Verdict.of(self.supports(query), f"does not support {query}")
+        return Verdict.of(function(self.supports)(query), f"does not support {query}")
 
     def verdict_on(self, query: Query) -> Verdict:
         """What `supports` says. Where it raises, that is a no, with a warning: one plugin's fault

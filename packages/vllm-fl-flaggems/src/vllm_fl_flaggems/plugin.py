@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from vllm_fl_dispatch import (
     BackendImplKind,
     BackendPriority,
     OpImpl,
-    Query,
     Registrar,
-    Verdict,
     hookimpl,
 )
-from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import diagnosis, selection
 from vllm_fl_flaggems.probe import (
     device_present,
@@ -53,26 +49,6 @@ TRITON = {
 }
 
 
-def _loader(module: str, op_name: str) -> Callable[[], Call]:
-    def load() -> Call:
-        found = importlib.import_module(f"vllm_fl_flaggems.{module}")
-        function: Call = getattr(found, f"make_{op_name}")()
-        return function
-
-    return load
-
-
-def _supports(module: str) -> Callable[[Query], Verdict]:
-    """The module's own predicate, imported when first asked: it needs torch."""
-
-    def supports(query: Query) -> Verdict:
-        found = importlib.import_module(f"vllm_fl_flaggems.{module}")
-        verdict: Verdict = found.supports(query)
-        return verdict
-
-    return supports
-
-
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
     """Attention, FlagGems' fused functions, and kernels of ours before them."""
@@ -82,9 +58,9 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             op_name,
             "default.flagos",
             BackendImplKind.DEFAULT,
-            load=_loader(f"impl.{module}", op_name),
+            load=f"vllm_fl_flaggems.impl.{module}:make_{op_name}",
             available=device_present,
-            supports=_supports(f"impl.{module}"),
+            supports=f"vllm_fl_flaggems.impl.{module}:supports",
             empty_ok=True,
             **{"installed": library_installed, **more},
         )
@@ -96,10 +72,10 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             "default.triton",
             BackendImplKind.DEFAULT,
             priority=BackendPriority.DEFAULT + 1,
-            load=_loader(f"kernels.{module}", op_name),
+            load=f"vllm_fl_flaggems.kernels.{module}:make_{op_name}",
             installed=triton_installed,
             available=triton_available,
-            supports=_supports(f"kernels.{module}"),
+            supports=f"vllm_fl_flaggems.kernels.{module}:supports",
             empty_ok=True,
         )
         for op_name, module in TRITON.items()

@@ -38,8 +38,7 @@ def arguments(subject: Subject, case: Case) -> tuple[tuple[Any, ...], dict[str, 
         args, options = lowered(subject.spec, subject.fn, case.make(maker), case.options(maker))
     except OpNotSupported as why:
         pytest.skip(str(why))
-    assert subject.impl.supports is not None
-    verdict = subject.impl.supports(subject.spec.query(*args, **options))
+    verdict = subject.impl.answer(subject.spec.query(*args, **options))
     if not verdict:
         pytest.skip(verdict.reason)
     return args, options

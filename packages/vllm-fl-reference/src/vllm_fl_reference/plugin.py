@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from vllm_fl_dispatch import (
     BackendImplKind,
     DeviceSpec,
@@ -14,7 +12,6 @@ from vllm_fl_dispatch import (
     probing,
 )
 from vllm_fl_dispatch.errors import OpNotSupported
-from vllm_fl_dispatch.handles import Call
 
 vllm_fl_api = 1
 
@@ -56,15 +53,6 @@ def torch_installed() -> Verdict:
     return probing.module_installed("torch", "pip install torch")
 
 
-def _loader(module: str, op_name: str) -> Call:
-    def load() -> Call:
-        found = importlib.import_module(f"vllm_fl_reference.impl.{module}")
-        function: Call = getattr(found, op_name)
-        return function
-
-    return load
-
-
 def attention_backend(use_mla: bool = False, use_sparse: bool = False) -> str:
     """The class of vLLM's attention backends; see the selector of this name."""
     if use_sparse:
@@ -97,7 +85,7 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             op_name,
             "reference.torch",
             BackendImplKind.REFERENCE,
-            load=_loader(module, op_name),
+            f"vllm_fl_reference.impl.{module}:{op_name}",
             installed=torch_installed,
             empty_ok=True,
             traceable=op_name != EXPERTS,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,6 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _loader(module: str, op_name: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        found = importlib.import_module(f"vllm_fl_acme.impl.{module}")
-        function: Callable[..., Any] = getattr(found, op_name)
-        return function
-
-    return load
-
-
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
     """The operators of the table."""
@@ -54,8 +44,9 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             op_name,
             "vendor.acme",
             BackendImplKind.VENDOR,
-            vendor="acme",
-            load=_loader(module, op_name),
+            # Imported in the process that runs the kernels, when an operator is first bound.
+            f"vllm_fl_acme.impl.{module}:{op_name}",
+            "acme",
             installed=library_installed,
             # The example runs everywhere; kernels need the device: available=device_present.
             **more,
