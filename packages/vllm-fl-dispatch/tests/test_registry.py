@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -35,6 +37,20 @@ def test_the_same_implementation_twice_is_no_change(registry: OpRegistry) -> Non
     one = impl("vendor.acme")
     registry.register_many([one, one])
     assert registry.size() == 1
+
+
+def test_what_several_threads_register_at_once_is_all_there(registry: OpRegistry) -> None:
+    def register(thread: int) -> None:
+        registry.register_many(impl(f"vendor.acme{thread}x{i}") for i in range(40))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(register, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert registry.size() == 320
 
 
 def test_one_id_with_two_functions_is_an_error(registry: OpRegistry) -> None:

@@ -119,6 +119,7 @@ class OpManager:
         """In a forked child: new locks (an inherited one may be held for ever), and a start
         that another thread had half done begins anew."""
         self.lock = threading.RLock()
+        self.registry.reset_in_child()
         self.public.reset_in_child()
         if self._building:
             self._building = False

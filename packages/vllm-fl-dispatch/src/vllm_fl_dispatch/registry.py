@@ -1,7 +1,11 @@
-"""Who implements what. Changes are made on copies, so a reader never sees half of one."""
+"""Who implements what.
+
+Changes are made on copies, so a reader never sees half of one, and in turn, so that none is lost.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -37,6 +41,7 @@ class OpRegistry:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self._now = snapshot or Snapshot()
+        self._lock = threading.Lock()
         #: Called after each change; the manager rebinds its handles here.
         self.on_change: Callable[[], None] | None = None
 
@@ -49,27 +54,39 @@ class OpRegistry:
 
     def replace_with(self, snapshot: Snapshot) -> None:
         """Take over the contents of another registry in one step."""
-        self._now = snapshot
-        if self.on_change is not None:
+        self._change(lambda now: snapshot)
+
+    def reset_in_child(self) -> None:
+        """In a forked child: another thread may hold the inherited lock for ever."""
+        self._lock = threading.Lock()
+
+    def _change(self, changed: Callable[[Snapshot], Snapshot]) -> None:
+        """Replace the contents by what is made of them; the same ones are no change."""
+        with self._lock:
+            before, self._now = self._now, changed(self._now)
+            is_new = self._now is not before
+        # Not under the lock: what follows asks the registry, and takes locks of its own.
+        if is_new and self.on_change is not None:
             self.on_change()
 
     def add_spec(self, spec: Spec, origin: Origin | None = None) -> None:
         """Add an operator. The same object twice is no change; another one is an error."""
-        now = self._now
-        if now.specs.get(spec.name) is spec:
-            return
-        if spec.name in now.specs:
-            raise DuplicateError(
-                f"operator {spec.name!r} is specified twice: by {now.spec_owners[spec.name]} "
-                f"and by {origin}"
-            )
-        self.replace_with(
-            replace(
+
+        def with_spec(now: Snapshot) -> Snapshot:
+            if now.specs.get(spec.name) is spec:
+                return now
+            if spec.name in now.specs:
+                raise DuplicateError(
+                    f"operator {spec.name!r} is specified twice: by {now.spec_owners[spec.name]} "
+                    f"and by {origin}"
+                )
+            return replace(
                 now,
                 specs={**now.specs, spec.name: spec},
                 spec_owners={**now.spec_owners, spec.name: origin},
             )
-        )
+
+        self._change(with_spec)
 
     def register_impl(self, impl: OpImpl) -> None:
         """Add an implementation; raises ContractError or DuplicateError.
@@ -81,27 +98,30 @@ class OpRegistry:
             raise ContractError(
                 f"{impl}: kind STOCK stands for vLLM's own layers, not for a backend"
             )
-        now = self._now
-        existing = now.impls.get(impl.op_name, ())
-        for other in existing:
-            if other.impl_id == impl.impl_id:
-                if (other.fn, other.load) == (impl.fn, impl.load):
-                    return
-                raise DuplicateError(
-                    f"{impl.op_name}[{impl.impl_id}] is registered twice with different functions: "
-                    f"by {other.origin or 'code'} and by {impl.origin or 'code'}"
-                )
-        spec = now.specs.get(impl.op_name)
-        if spec is not None:
-            check_contract(spec, impl)
-        self.replace_with(replace(now, impls={**now.impls, impl.op_name: (*existing, impl)}))
+
+        def with_impl(now: Snapshot) -> Snapshot:
+            existing = now.impls.get(impl.op_name, ())
+            for other in existing:
+                if other.impl_id == impl.impl_id:
+                    if (other.fn, other.load) == (impl.fn, impl.load):
+                        return now
+                    raise DuplicateError(
+                        f"{impl.op_name}[{impl.impl_id}] is registered twice with different "
+                        f"functions: by {other.origin or 'code'} and by {impl.origin or 'code'}"
+                    )
+            spec = now.specs.get(impl.op_name)
+            if spec is not None:
+                check_contract(spec, impl)
+            return replace(now, impls={**now.impls, impl.op_name: (*existing, impl)})
+
+        self._change(with_impl)
 
     def register_many(self, impls: Iterable[OpImpl]) -> None:
         for impl in impls:
             self.register_impl(impl)
 
     def refuse(self, refusal: Refusal) -> None:
-        self._now = replace(self._now, refusals=(*self._now.refusals, refusal))
+        self._change(lambda now: replace(now, refusals=(*now.refusals, refusal)))
 
     def contract(self, name: str) -> Spec:
         """The contract of an operator or selector, or UnknownOp with the nearest names."""
