@@ -138,6 +138,17 @@ def ignores_column_stride(x: Any, weight: Any, epsilon: float) -> Any:
     return normal if weight is None else (normal.float() * weight.float()).to(x.dtype)
 
 
+def ignores_gaps(x: Any, weight: Any, epsilon: float, **options: Any) -> Any:
+    if weight is not None:
+        weight = weight.as_strided(weight.shape, (1,), weight.storage_offset())
+    return rms_norm(x, weight, epsilon, **options)
+
+
+def ignores_gaps_of_positions(positions: Any, *rest: Any, **options: Any) -> Any:
+    adjacent = positions.as_strided(positions.shape, (1,), positions.storage_offset())
+    return rotary_embedding(adjacent % len(rest[3]), *rest, **options)
+
+
 def ignores_style(p: Any, q: Any, k: Any, size: int, cache: Any, neox: bool, **options: Any) -> Any:
     return rotary_embedding(p, q, k, size, cache, True, **options)
 
@@ -249,6 +260,14 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], str, str]] = {
     ),
     "ignored column stride": (
         "rms_norm", ignores_column_stride, "result 0 is off by", "float32-column-stride-weight"
+    ),
+    "ignored gaps of a weight": (
+        "rms_norm", ignores_gaps, "result 0 is off by",
+        "float32-one-row-weight-strided-weight",
+    ),
+    "ignored gaps of positions": (
+        "rotary_embedding", ignores_gaps_of_positions, "result 0 is off by",
+        "float32-neox-tokens-strided-positions",
     ),
     "ignored interleaved flag": (
         "rotary_embedding", ignores_style, "result 0 is off by", "float32-gptj-tokens"

@@ -13,6 +13,7 @@ from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.registry import Registrar
 from vllm_fl_dispatch.testing import Outcome, Subject, run_case, subjects
+from vllm_fl_dispatch.testing.strided import strided_cases
 from vllm_fl_dispatch.testing.structure import CHECKS
 from vllm_fl_dispatch.types import Origin
 
@@ -23,6 +24,7 @@ DECLINED = {
     "rms_norm": ("no-weight", "partial-variance"),
     "fused_add_rms_norm": ("no-weight", "partial-variance"),
     "dynamic_per_token_quant_int8": ("float32",),
+    "fused_experts": ("strided-w1", "strided-w2"),
 }
 
 
@@ -30,7 +32,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(name, case, id=f"{name}-{case.name}")
         for name in plugin.OPERATORS
-        for case in (SPEC[name].cases or tuple)()
+        for case in (*(SPEC[name].cases or tuple)(), *strided_cases(SPEC[name]))
         if not case.heavy
     ]
 

@@ -107,6 +107,8 @@ def make_fused_experts() -> Call:
         global_num_experts: int = -1,
         expert_map: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if w1.stride(-1) != 1 or w2.stride(-1) != 1:
+            raise OpNotSupported("weights whose last dimension is not contiguous")
         if not topk_ids.numel():
             return torch.zeros_like(hidden_states)
         tokens, topk = topk_ids.shape

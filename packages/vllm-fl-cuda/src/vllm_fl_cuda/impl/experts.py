@@ -42,7 +42,8 @@ def make_moe_align_block_size() -> Call:
         expert_ids = topk_ids.new_zeros((blocks,), dtype=torch.int32)
         count = topk_ids.new_zeros((1,), dtype=torch.int32)
         if rows:
-            kernel_map = (expert_map if ignore_invalid_experts else None,) if has_map else ()
+            given = expert_map.contiguous() if expert_map is not None else None
+            kernel_map = (given if ignore_invalid_experts else None,) if has_map else ()
             ids = topk_ids.contiguous()
             op(ids, num_experts, block_size, sorted_ids, expert_ids, count, *kernel_map)
         if expert_map is not None and not ignore_invalid_experts:
@@ -87,19 +88,21 @@ def make_fused_experts() -> Call:
         if activation not in kinds:
             accepted = ", ".join(kinds)
             raise OpNotSupported(f"activation={activation!r}; accepted: {accepted}")
+        if w1.stride(-1) != 1 or w2.stride(-1) != 1:
+            raise OpNotSupported("weights whose last dimension is not contiguous")
         if not hidden_states.shape[0]:
             return hidden_states.new_empty(hidden_states.shape)
         result: torch.Tensor = fused_moe.fused_experts(
             hidden_states.contiguous(),
             w1,
             w2,
-            topk_weights,
+            topk_weights.contiguous(),
             # Its kernels read 32 bits, whatever the dtype.
-            topk_ids.to(torch.int32),
+            topk_ids.to(torch.int32).contiguous(),
             activation=kinds[activation],
             apply_router_weight_on_input=apply_router_weight_on_input,
             global_num_experts=global_num_experts,
-            expert_map=expert_map,
+            expert_map=expert_map if expert_map is None else expert_map.contiguous(),
         )
         return result
 

@@ -46,12 +46,19 @@ def make_rotary_embedding() -> Call:
         if not query.numel():
             return query, key
         # Two dimensions are what every release of the operator takes alike.
-        flat_query = query.flatten(1)
-        flat_key = None if rotated is None else rotated.flatten(1)
-        where = (positions.flatten(), flat_query, flat_key)
-        op(*where, head_size, cos_sin_cache, is_neox_style, *options)
+        flat_query = _flat(query)
+        flat_key = None if rotated is None else _flat(rotated)
+        # The kernel takes the elements of both for adjacent.
+        where = (positions.flatten().contiguous(), flat_query, flat_key)
+        op(*where, head_size, cos_sin_cache.contiguous(), is_neox_style, *options)
         if key is not None and flat_key is not None and flat_key is not key:
             key = flat_key.view(key.shape)
         return (query if flat_query is query else flat_query.view(query.shape)), key
 
     return rotary_embedding
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads * head_size]; the kernel takes the channels of a token for adjacent."""
+    flat = x.flatten(1)
+    return flat if flat.stride(1) == 1 else flat.contiguous()

@@ -47,7 +47,7 @@ def make_topk_softmax() -> Call:
         ids = gating_output.new_empty(shape, dtype=torch.int32)
         if ids.numel():
             rows = torch.empty_like(ids)
-            bias = (e_score_correction_bias,) if has_bias else ()
+            bias = (_without_gaps(e_score_correction_bias),) if has_bias else ()
             op(weights, ids, rows, gating_output.contiguous(), renormalize, *bias)
         return weights, ids
 
@@ -86,9 +86,14 @@ def make_grouped_topk() -> Call:
             topk,
             renormalize,
             routed_scaling_factor,
-            e_score_correction_bias,
+            _without_gaps(e_score_correction_bias),
             kind,
         )
         return weights, ids
 
     return grouped_topk
+
+
+def _without_gaps(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """The kernels take its elements for adjacent."""
+    return None if bias is None else bias.contiguous()

@@ -17,6 +17,7 @@ from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing.compare import MAX_MEAN_ULP, deviation, mean_error
 from vllm_fl_dispatch.testing.guard import Guard
+from vllm_fl_dispatch.testing.strided import strided_cases
 
 #: Two sets of numbers for each case: what an implementation kept of the first one shows.
 SEEDS = (0, 1)
@@ -51,8 +52,9 @@ class Subject:
         return f"{self.spec.name}[{self.impl.impl_id}]"
 
     def cases(self) -> Iterator[Case]:
-        """The cases of its operator."""
+        """The cases of its operator, and those with gaps in its tensors."""
         yield from self.spec.cases() if self.spec.cases else ()
+        yield from strided_cases(self.spec)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ def make_fused_experts() -> Call:
             raise OpNotSupported(f"activation {activation!r}, {dtype}")
         if w1.stride(-1) != 1 or w2.stride(-1) != 1:
             raise OpNotSupported("weights whose last dimension is not contiguous")
+        # Its elements are taken for adjacent.
+        topk_weights = topk_weights.contiguous()
         tokens, topk = topk_ids.shape
         if not hidden_states.numel():
             return hidden_states.new_empty(hidden_states.shape)

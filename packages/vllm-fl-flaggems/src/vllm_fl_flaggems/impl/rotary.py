@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_fl_dispatch import Query, Verdict
+from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
 from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
@@ -45,6 +45,8 @@ def make_rotary_embedding() -> Call:
         check_extent(query)
         table, cos, sin, rotary_dim = last
         if table is not cos_sin_cache:
+            if cos_sin_cache.stride(-1) != 1:
+                raise OpNotSupported("the table has gaps between its columns")
             cos, sin = cos_sin_cache.chunk(2, dim=-1)
             rotary_dim = cos_sin_cache.shape[-1]
             last = (cos_sin_cache, cos, sin, rotary_dim)

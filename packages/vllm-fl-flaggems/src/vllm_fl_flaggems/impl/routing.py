@@ -86,7 +86,7 @@ def make_grouped_topk() -> Call:
             chosen,
             renormalize and chosen == topk,
             routed_scaling_factor if chosen == topk else 1.0,
-            e_score_correction_bias.float(),
+            e_score_correction_bias.float().contiguous(),
         )
         if chosen == topk:
             return weights, ids

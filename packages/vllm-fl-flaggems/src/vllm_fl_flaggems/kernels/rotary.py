@@ -141,18 +141,20 @@ def make_rotary_embedding() -> Call:
         if not query.numel():
             return query_out, key_out
         block = sizes["BLOCK"]
+        # Their elements are taken for adjacent.
+        positions, table = positions.flatten().contiguous(), cos_sin_cache.contiguous()
         kernel[(query.shape[0], -(-query_heads // block) - (-key_heads // block))](
             query,
             key_in,
             query_out,
             query_out if key_out is None else key_out,
-            cos_sin_cache,
-            positions if positions.dim() == 1 else positions.flatten(),
+            table,
+            positions,
             query_token,
             query_head,
             key_token,
             key_head,
-            cos_sin_cache.stride(0),
+            table.stride(0),
             QUERY_HEADS=query_heads,
             KEY_HEADS=key_heads,
             OFFSET=rope_dim_offset,
