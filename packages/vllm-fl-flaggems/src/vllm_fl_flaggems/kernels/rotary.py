@@ -9,6 +9,7 @@ the device waits for memory forty times. docs/speed.md has figures.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -114,8 +115,6 @@ def _rotate(
 def make_rotary_embedding() -> Call:
     """`rotary_embedding`."""
     kernel: Any = _rotate
-    # head size, rotated channels -> constants of the kernel
-    known: dict[tuple[int, int], dict[str, int]] = {}
 
     def rotary_embedding(
         positions: torch.Tensor,
@@ -128,11 +127,7 @@ def make_rotary_embedding() -> Call:
         rope_dim_offset: int = 0,
         inverse: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        sizes = known.get((head_size, cos_sin_cache.shape[1]))
-        if sizes is None:
-            sizes = known[head_size, cos_sin_cache.shape[1]] = _sizes(
-                head_size, cos_sin_cache.shape[1]
-            )
+        sizes = _sizes(head_size, cos_sin_cache.shape[1])
         query, query_token, query_head, query_heads, query_out = _operand(query, head_size)
         if key is None:
             key_in, key_token, key_head, key_heads, key_out = query, 0, 0, 0, None
@@ -167,7 +162,9 @@ def make_rotary_embedding() -> Call:
     return rotary_embedding
 
 
+@cache
 def _sizes(head_size: int, rotary_dim: int) -> dict[str, int]:
+    """Constants of the kernel."""
     half = triton.next_power_of_2(rotary_dim // 2)
     return {
         "SIZE": head_size,
