@@ -20,6 +20,7 @@ from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
 from vllm_fl_dispatch.testing.reproduce import described, snippet
 from vllm_fl_dispatch.testing.structure import (
     predicate_bears_what_is_not_known,
+    rows_stand_alone,
     schema_is_that_of_the_contract,
     traceable_code_is_traced,
 )
@@ -234,6 +235,16 @@ def test_what_is_declared_traceable_must_be() -> None:
     traceable_code_is_traced(subject("silu_and_mul", silu_and_mul, traceable=True))
     with pytest.raises(AssertionError, match="is declared traceable, and cannot be traced"):
         traceable_code_is_traced(subject("silu_and_mul", hidden, traceable=True))
+
+
+def test_a_promise_of_batch_invariance_is_kept() -> None:
+    def depends_on_the_batch(x: torch.Tensor) -> torch.Tensor:
+        return silu_and_mul(x) * (1 + 2e-7 * (len(x) > 1))
+
+    rows_stand_alone(subject("silu_and_mul", depends_on_the_batch))
+    rows_stand_alone(subject("silu_and_mul", silu_and_mul, batch_invariant=True))
+    with pytest.raises(AssertionError, match="row 0 alone differs from itself in the batch"):
+        rows_stand_alone(subject("silu_and_mul", depends_on_the_batch, batch_invariant=True))
 
 
 @pytest.mark.parametrize("answer", ["a", [1.0], 3, (None, 2)])

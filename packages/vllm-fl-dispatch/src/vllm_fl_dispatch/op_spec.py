@@ -31,6 +31,7 @@ class OpSpec:
         example: what is known about a call -> (arguments, options) of a tiny call of that kind;
             implementations are tried on it when a layer binds them.
         data: names of the tensors that limits (`needs_contiguous`, `max_numel`) look at.
+        rows: names of the arguments with a row for each token; by default those of `data`.
         donates: names of the arguments that an implementation may overwrite in eager mode.
         inplace_schema: schema of a mutating twin, ``<name>_``, for implementations that
             overwrite whole tensors.
@@ -60,6 +61,7 @@ class OpSpec:
     fact_names: tuple[str, ...] = ()
     example: Callable[[Query], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     data: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     donates: tuple[str, ...] = ()
     inplace_schema: str | None = None
     group: str | None = None

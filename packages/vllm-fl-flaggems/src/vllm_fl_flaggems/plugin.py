@@ -40,18 +40,24 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "moe_sum": ("experts", {}),
     "fused_experts": ("experts", {}),
 }
-#: operator -> module of `kernels/`: in Triton, faster than FlagGems' or where it has none.
-TRITON = {
-    "silu_and_mul": "gated",
-    "gelu_and_mul": "gated",
-    "silu_and_mul_with_clamp": "gated",
-    "rotary_embedding": "rotary",
+#: Kernels of ours that are faster than FlagGems', or that FlagGems has not.
+BEFORE = BackendPriority.DEFAULT + 1
+#: For calls that FlagGems' does not serve, and where it is not installed.
+BEHIND = BackendPriority.DEFAULT - 1
+#: operator -> (module of `kernels/`, priority, what else is known about the implementation)
+TRITON: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "silu_and_mul": ("gated", BEFORE, {}),
+    "gelu_and_mul": ("gated", BEFORE, {}),
+    "silu_and_mul_with_clamp": ("gated", BEFORE, {}),
+    "rotary_embedding": ("rotary", BEFORE, {}),
+    "rms_norm": ("normalization", BEHIND, {}),
+    "fused_add_rms_norm": ("normalization", BEHIND, {"mutates": ("x", "residual")}),
 }
 
 
 @hookimpl
 def vllm_fl_register_ops(registrar: Registrar) -> None:
-    """Attention, FlagGems' fused functions, and kernels of ours before them."""
+    """Attention, FlagGems' fused functions, and kernels of ours beside them."""
     registrar.add_many(selection.implementations())
     registrar.add_many(
         OpImpl(
@@ -71,14 +77,16 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             op_name,
             "default.triton",
             BackendImplKind.DEFAULT,
-            priority=BackendPriority.DEFAULT + 1,
+            priority=priority,
             load=f"vllm_fl_flaggems.kernels.{module}:make_{op_name}",
             installed=triton_installed,
             available=triton_available,
             supports=f"vllm_fl_flaggems.kernels.{module}:supports",
             empty_ok=True,
+            batch_invariant=True,  # one program for a row, or a part of one
+            **more,
         )
-        for op_name, module in TRITON.items()
+        for op_name, (module, priority, more) in TRITON.items()
     )
 
 

@@ -20,6 +20,7 @@ from vllm_fl_dispatch import SelectionPolicy  # noqa: E402
 from vllm_fl_dispatch.ops.cases import Case  # noqa: E402
 from vllm_fl_dispatch.testing import Subject  # noqa: E402
 from vllm_fl_dispatch.testing.assertions import check, parameters  # noqa: E402
+from vllm_fl_dispatch.testing.structure import rows_stand_alone  # noqa: E402
 from vllm_fl_flaggems import aten  # noqa: E402
 from vllm_fl_flaggems.plugin import OPERATORS  # noqa: E402
 
@@ -64,3 +65,8 @@ def _can_be_interpreted(case: Case) -> bool:
 )
 def test_case(subject: Subject, case: Case) -> None:
     check(subject, case)
+
+
+@pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.impl.batch_invariant], ids=str)
+def test_rows_stand_alone(subject: Subject) -> None:
+    rows_stand_alone(subject)

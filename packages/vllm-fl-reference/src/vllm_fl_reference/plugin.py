@@ -30,9 +30,11 @@ OPERATORS = {
     "fused_experts": "experts",
     "dynamic_per_token_quant_int8": "quantization",
 }
-#: Which experts have tokens decides what runs: nothing that a compiler could trace. How a product
-#: of matrices is summed depends on the number of rows: no row of it is independent of the others.
-EXPERTS = "fused_experts"
+#: Which experts have tokens decides what runs: nothing that a compiler could trace.
+UNTRACEABLE = {"fused_experts"}
+#: How a product of matrices is summed depends on the number of rows; and one row of a gate has its
+#: gelu computed by other code of torch than the rows of a slice, on the CPU.
+NOT_BATCH_INVARIANT = {"fused_experts", "gelu_and_mul"}
 
 #: What every machine has.
 DEVICE = DeviceSpec(
@@ -88,8 +90,8 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             f"vllm_fl_reference.impl.{module}:{op_name}",
             installed=torch_installed,
             empty_ok=True,
-            traceable=op_name != EXPERTS,
-            batch_invariant=op_name != EXPERTS,
+            traceable=op_name not in UNTRACEABLE,
+            batch_invariant=op_name not in NOT_BATCH_INVARIANT,
         )
         for op_name, module in OPERATORS.items()
     )

@@ -173,6 +173,7 @@ SPECS = (
         ),
         example=_experts_example,
         data=("hidden_states",),
+        rows=("hidden_states", "topk_weights", "topk_ids"),
         oracle=cases.experts_oracle,
         cases=cases.experts_cases,
         # Two matrix products in another order of summation, and three roundings between them.

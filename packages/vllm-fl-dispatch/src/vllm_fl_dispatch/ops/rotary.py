@@ -127,6 +127,7 @@ SPECS = (
         ),
         example=_example,
         data=("query", "key"),
+        rows=("positions", "query", "key"),
         donates=("query", "key"),
         pack=_pack,
         unpack=_unpack,

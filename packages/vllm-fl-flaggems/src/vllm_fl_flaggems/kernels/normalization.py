@@ -1,0 +1,132 @@
+"""Root-mean-square normalization, a program for a row: what FlagGems' does not serve, and where it
+is not installed or refuses the installed Triton."""
+
+# Triton looks up the names in annotations of a kernel and knows none of Python's types.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_fl_dispatch import Query, Verdict
+from vllm_fl_dispatch.handles import Call
+from vllm_fl_flaggems.impl.limits import known_dtype
+
+#: A row stands in the registers of one program.
+MAX_ROW = 32768
+
+
+def supports(query: Query) -> Verdict:
+    """Rows that fit the registers of a program."""
+    width = query.last_dim
+    if width is not None and width > MAX_ROW:
+        return Verdict.no(f"rows of {width} elements, at most {MAX_ROW} fit its registers")
+    return known_dtype(query)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton is untyped
+def _norm(
+    x,
+    residual,
+    weight,
+    out,
+    total,
+    x_row,
+    width,
+    variance_size,
+    epsilon,
+    offset,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    wide = tl.load(x + row * x_row + column, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        wide += tl.load(residual + row * width + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(total + row * width + column, wide.to(total.dtype.element_ty), mask=mask)
+    part = tl.where(column < variance_size, wide, 0.0)
+    normed = wide / tl.sqrt(tl.sum(part * part, axis=0) / variance_size + epsilon)
+    if HAS_WEIGHT:
+        normed *= tl.load(weight + column, mask=mask, other=0.0).to(tl.float32) + offset
+    tl.store(out + row * width + column, normed.to(out.dtype.element_ty), mask=mask)
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    epsilon: float,
+    variance_size: int | None,
+    offset: float,
+) -> None:
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    kernel: Any = _norm
+    kernel[(out.numel() // width,)](
+        x,
+        x if residual is None else residual,
+        x if weight is None else weight.contiguous(),
+        out,
+        total,
+        x.stride(0) if x.dim() == 2 else width,
+        width,
+        width if variance_size is None else variance_size,
+        epsilon,
+        float(offset),
+        HAS_RESIDUAL=residual is not None,
+        HAS_WEIGHT=weight is not None,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 4), 16),
+    )
+
+
+def make_rms_norm() -> Call:
+    """`rms_norm`."""
+
+    def rms_norm(
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        *,
+        variance_size: int | None = None,
+        weight_offset: float = 0.0,
+    ) -> torch.Tensor:
+        if x.dim() != 2 or x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if out.numel():
+            _launch(x, None, weight, out, out, epsilon, variance_size, weight_offset)
+        return out
+
+    return rms_norm
+
+
+def make_fused_add_rms_norm() -> Call:
+    """`fused_add_rms_norm`, in place."""
+
+    def fused_add_rms_norm(
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        epsilon: float,
+        *,
+        variance_size: int | None = None,
+        weight_offset: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # It overwrites the copy of what is not contiguous, and not the caller's tensor.
+        x, residual = x.contiguous(), residual.contiguous()
+        total = residual if residual.dtype == x.dtype else torch.empty_like(x)
+        if x.numel():
+            _launch(x, residual, weight, x, total, epsilon, variance_size, weight_offset)
+        return x, total
+
+    return fused_add_rms_norm
