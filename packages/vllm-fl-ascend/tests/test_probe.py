@@ -97,6 +97,7 @@ def test_registering_asking_and_the_limits_import_no_torch_npu(tmp_path: Path) -
         "from vllm_fl_dispatch.types import Origin\n"
         "source = Source('ascend', 'vllm_fl_ascend.plugin', Origin('vllm-fl-ascend'))\n"
         "manager = OpManager(SelectionPolicy(), [source])\n"
+        "manager.ensure_built()\n"
         "for op in manager.registry.op_names(): manager.resolve(op)\n"
         "for op in plugin.OPERATORS:\n"
         "    (impl,) = manager.registry.impls(op)\n"
