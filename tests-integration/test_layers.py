@@ -163,7 +163,7 @@ def test_every_layer_can_be_served_by_a_vendor(built: Callable[..., Any], name: 
     manager.ensure_built()
     for op in manager.registry.op_names():
         (reference,) = (i for i in manager.registry.impls(op) if i.impl_id == "reference.torch")
-        right = reference.load()
+        right = manager.load(manager.registry.spec(op), reference)
 
         def counting(*args: Any, right: Any = right, op: str = op, **options: Any) -> Any:
             calls.append(op)
