@@ -14,8 +14,7 @@ from vllm_fl_dispatch.types import BackendImplKind, BackendPriority, Origin, Que
 
 logger = get_logger(__name__)
 
-#: A function with such parameters and results, or where it is: ``module:name``.
-Named = Callable[..., Any] | str
+#: Where a function is: ``module:name``.
 _PLACE = re.compile(r"[\w.]+:[\w.]+")
 #: Fields of `OpImpl` that are called, and whether they may say where the function is.
 _FUNCTIONS = {
@@ -23,8 +22,8 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 
-def function(named: Named) -> Callable[..., Any]:
-    """A function, imported if `named` says where it is.
+def function(named: Callable[..., Any] | str) -> Callable[..., Any]:
+    """A function, imported if ``module:name`` says where it is.
 
     Raises:
         Exception: whatever importing raises; AttributeError where the module has no such name.
@@ -66,14 +65,14 @@ class OpImpl:
     op_name: str
     impl_id: str
     kind: BackendImplKind
-    fn: Named | None = None
+    fn: Callable[..., Any] | str | None = None
     vendor: str | None = None
     priority: int | None = None
     _: KW_ONLY
-    load: Named | None = None
+    load: Callable[[], Callable[..., Any]] | str | None = None
     installed: Callable[[], Verdict | bool] | None = None
     available: Callable[[], Verdict | bool] | None = None
-    supports: Named | None = None
+    supports: Callable[[Query], Verdict | bool] | str | None = None
     needs_contiguous: bool = False
     max_numel: int | None = None
     empty_ok: bool = False
