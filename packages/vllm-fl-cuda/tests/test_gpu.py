@@ -12,7 +12,8 @@ from vllm_fl_dispatch.ops.cases import Maker
 from vllm_fl_dispatch.probing import module_installed
 from vllm_fl_dispatch.testing import Subject, subjects
 from vllm_fl_dispatch.testing.kit import as_tuple
-from vllm_fl_dispatch.testing.structure import manager_of, served
+from vllm_fl_dispatch.testing.served import served
+from vllm_fl_dispatch.testing.structure import manager_of
 
 pytestmark = pytest.mark.gpu
 

@@ -18,9 +18,9 @@ from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
 from vllm_fl_dispatch.testing.reproduce import described, snippet
+from vllm_fl_dispatch.testing.rows import rows_stand_alone
 from vllm_fl_dispatch.testing.structure import (
     predicate_bears_what_is_not_known,
-    rows_stand_alone,
     schema_is_that_of_the_contract,
     traceable_code_is_traced,
 )

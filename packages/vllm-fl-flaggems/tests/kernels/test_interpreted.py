@@ -20,7 +20,7 @@ from vllm_fl_dispatch import SelectionPolicy  # noqa: E402
 from vllm_fl_dispatch.ops.cases import Case  # noqa: E402
 from vllm_fl_dispatch.testing import Subject  # noqa: E402
 from vllm_fl_dispatch.testing.assertions import check, parameters  # noqa: E402
-from vllm_fl_dispatch.testing.structure import rows_stand_alone  # noqa: E402
+from vllm_fl_dispatch.testing.rows import rows_stand_alone  # noqa: E402
 from vllm_fl_flaggems import aten  # noqa: E402
 from vllm_fl_flaggems.plugin import OPERATORS  # noqa: E402
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import torch
 
-from vllm_fl_dispatch.contracts import describe, lowered, positional_names, signature_of
+from vllm_fl_dispatch.contracts import describe, lowered, signature_of
 from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.manager import OpManager
-from vllm_fl_dispatch.ops.cases import Case, Maker
+from vllm_fl_dispatch.ops.cases import Maker
 from vllm_fl_dispatch.policy import SelectionPolicy
-from vllm_fl_dispatch.testing.kit import Outcome, Subject, as_tuple, run_case
+from vllm_fl_dispatch.testing.kit import Subject, as_tuple
+from vllm_fl_dispatch.testing.rows import rows_stand_alone
+from vllm_fl_dispatch.testing.served import light, served
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
 from vllm_fl_dispatch.types import Query
 
-#: Elements of the widest vector, and a multiple of all others.
-VECTOR = 64
 #: How vLLM compiles: under this setting an operator that overwrites views gives wrong numbers.
 VLLM_INDUCTOR = {"enable_auto_functionalized_v2": False}
 
@@ -31,7 +30,7 @@ def facts_hold_no_token_count(subject: Subject) -> None:
     spec = subject.spec
     if spec.example is None:
         return
-    for case in _light(subject, limit=12):
+    for case in light(subject, limit=12):
         maker = Maker("cpu")
         query = spec.query(*case.make(maker), **case.options(maker))
         args, options = spec.example(query)
@@ -45,7 +44,7 @@ def predicate_bears_what_is_not_known(subject: Subject) -> None:
     Raises:
         AssertionError: with the fact, and what `supports` raised.
     """
-    for case in _light(subject, limit=6):
+    for case in light(subject, limit=6):
         maker = Maker("cpu")
         facts = subject.spec.query(*case.make(maker), **case.options(maker)).facts
         for unknown in [[name] for name in facts] + [list(facts)]:
@@ -72,7 +71,7 @@ def shape_function_is_symbolic(subject: Subject) -> None:
 
     spec = subject.spec
     assert spec.fake is not None, f"{spec.name} has no shape function"
-    for case in _light(subject, limit=6):
+    for case in light(subject, limit=6):
         maker = Maker("cpu")
         args, options = case.make(maker), case.options(maker)
         expected = as_tuple(spec.fake(*args, **options))
@@ -203,32 +202,6 @@ def manager_of(subject: Subject) -> OpManager:
     return manager
 
 
-def served(subject: Subject, *, limit: int, views: bool = False) -> list[Case]:
-    """The first cases that the implementation passes, of float32 before the others.
-
-    Args:
-        views: only cases with an argument that is a view of a larger tensor.
-    """
-
-    def suits(case: Case) -> bool:
-        if views and not _has_views(case.make(Maker("cpu"))):
-            return False
-        return run_case(subject, case).outcome is Outcome.PASSED
-
-    light = [case for case in subject.cases() if not case.heavy and "zero" not in case.name]
-    light.sort(key=lambda case: case.dtype != "float32")
-    return list(islice(filter(suits, light), limit))
-
-
-def _light(subject: Subject, *, limit: int) -> list[Case]:
-    light = [case for case in subject.cases() if not case.heavy]
-    return light[:: max(1, len(light) // limit)][:limit]
-
-
-def _has_views(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(v, torch.Tensor) and v._base is not None for v in args)
-
-
 def _plan(args: tuple[Any, ...]) -> tuple[list[Any], list[torch.Tensor]]:
     """How to make the arguments again from whole tensors, and these tensors."""
     plan: list[Any] = []
@@ -248,53 +221,6 @@ def _plan(args: tuple[Any, ...]) -> tuple[list[Any], list[torch.Tensor]]:
 def _follow(step: tuple[int | None, Any], tensors: list[torch.Tensor]) -> Any:
     number, value = step
     return value if number is None else tensors[number].as_strided(*value)
-
-
-def rows_stand_alone(subject: Subject) -> None:
-    """Where an implementation declares `batch_invariant`: the first and the last row of a batch are
-    bit for bit those rows alone.
-
-    Of rows as models have them, adjacent elements and whole vectors of any processor: on the CPU
-    torch computes others, or their last elements, by other instructions.
-
-    Raises:
-        AssertionError: with the case and the row.
-    """
-    spec, names = subject.spec, positional_names(subject.spec)
-    rows = spec.rows or spec.data
-    if not subject.impl.batch_invariant or not rows:
-        return
-
-    def call(case: Case, part: slice) -> tuple[Any, ...]:
-        maker = Maker(subject.device)
-        args, options = lowered(spec, subject.fn, case.make(maker), case.options(maker))
-        # Slices, not copies: other strides may be summed in another order.
-        some = (
-            value[part] if name in rows and isinstance(value, torch.Tensor) else value
-            for name, value in zip(names, args, strict=True)
-        )
-        return as_tuple(subject.fn(*some, **options))
-
-    for case in served(subject, limit=40):
-        tokens = case.make(Maker("cpu"))[names.index(rows[0])]
-        if tokens.dim() < 2 or len(tokens) < 2:
-            continue
-        if tokens.shape[-1] % VECTOR or tokens.stride(-1) != 1:
-            continue
-        whole = call(case, slice(None))
-        for row in (0, len(tokens) - 1):
-            part = slice(row, row + 1)
-            for have, want in zip(call(case, part), whole, strict=True):
-                different = 0 if want is None else int((_bits(have) != _bits(want[part])).sum())
-                assert not different, (
-                    f"{subject} declares batch_invariant; {case.name}: row {row} alone differs "
-                    f"from itself in the batch in {different} bytes of {have.nbytes}"
-                )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers that are equal where the tensor's bits are, NaN included."""
-    return tensor.contiguous().view(torch.uint8)
 
 
 CHECKS = (
