@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -28,7 +27,12 @@ def function(named: Callable[..., Any] | str) -> Callable[..., Any]:
     Raises:
         Exception: whatever importing raises; AttributeError where the module has no such name.
     """
-    return pkgutil.resolve_name(named) if isinstance(named, str) else named
+    if not isinstance(named, str):
+        return named
+    import pkgutil  # an import less where nothing is bound
+
+    found: Callable[..., Any] = pkgutil.resolve_name(named)
+    return found
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vllm_fl_cuda.impl.gaps import without_gaps
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -42,8 +43,8 @@ def make_moe_align_block_size() -> Call:
         expert_ids = topk_ids.new_zeros((blocks,), dtype=torch.int32)
         count = topk_ids.new_zeros((1,), dtype=torch.int32)
         if rows:
-            given = expert_map.contiguous() if expert_map is not None else None
-            kernel_map = (given if ignore_invalid_experts else None,) if has_map else ()
+            known = without_gaps(expert_map) if ignore_invalid_experts else None
+            kernel_map = (known,) if has_map else ()
             ids = topk_ids.contiguous()
             op(ids, num_experts, block_size, sorted_ids, expert_ids, count, *kernel_map)
         if expert_map is not None and not ignore_invalid_experts:
@@ -102,7 +103,7 @@ def make_fused_experts() -> Call:
             activation=kinds[activation],
             apply_router_weight_on_input=apply_router_weight_on_input,
             global_num_experts=global_num_experts,
-            expert_map=expert_map if expert_map is None else expert_map.contiguous(),
+            expert_map=without_gaps(expert_map),
         )
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from vllm_fl_cuda.impl.gaps import without_gaps
 from vllm_fl_cuda.schema import compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -29,7 +30,7 @@ def make_rms_norm() -> Call:
     def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         if weight is None and not weightless:
             raise OpNotSupported(_NEEDS_WEIGHT)
-        x, weight = x.contiguous(), _without_gaps(weight)
+        x, weight = x.contiguous(), without_gaps(weight)
         out = torch.empty_like(x)
         if x.dim() == 1:  # the kernel asks for the stride of a second dimension
             op(out[None], x[None], weight, epsilon)
@@ -50,7 +51,7 @@ def make_fused_add_rms_norm() -> Call:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if weight is None and not weightless:
             raise OpNotSupported(_NEEDS_WEIGHT)
-        x, residual, weight = x.contiguous(), residual.contiguous(), _without_gaps(weight)
+        x, residual, weight = x.contiguous(), residual.contiguous(), without_gaps(weight)
         if x.dim() == 1:
             op(x[None], residual[None], weight, epsilon)
         elif x.numel():
@@ -58,7 +59,3 @@ def make_fused_add_rms_norm() -> Call:
         return x, residual
 
     return fused_add_rms_norm
-
-
-def _without_gaps(weight: torch.Tensor | None) -> torch.Tensor | None:
-    return None if weight is None else weight.contiguous()

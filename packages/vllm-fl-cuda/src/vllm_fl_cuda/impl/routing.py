@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vllm_fl_cuda.impl.gaps import without_gaps
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -47,7 +48,7 @@ def make_topk_softmax() -> Call:
         ids = gating_output.new_empty(shape, dtype=torch.int32)
         if ids.numel():
             rows = torch.empty_like(ids)
-            bias = (_without_gaps(e_score_correction_bias),) if has_bias else ()
+            bias = (without_gaps(e_score_correction_bias),) if has_bias else ()
             op(weights, ids, rows, gating_output.contiguous(), renormalize, *bias)
         return weights, ids
 
@@ -86,14 +87,9 @@ def make_grouped_topk() -> Call:
             topk,
             renormalize,
             routed_scaling_factor,
-            _without_gaps(e_score_correction_bias),
+            without_gaps(e_score_correction_bias),
             kind,
         )
         return weights, ids
 
     return grouped_topk
-
-
-def _without_gaps(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """The kernels take its elements for adjacent."""
-    return None if bias is None else bias.contiguous()

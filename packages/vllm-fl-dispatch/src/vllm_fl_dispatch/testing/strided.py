@@ -6,7 +6,7 @@ A kernel that takes a weight or a table for contiguous reads other numbers, or b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -42,15 +42,13 @@ def _tensors(spec: OpSpec) -> frozenset[str]:
     return frozenset(p.name for p in parameters if "Tensor" in str(p.annotation))
 
 
-def _given(case: Case, names: tuple[str, ...], maker: Maker) -> Iterator[tuple[str, Any]]:
-    yield from zip(names, case.make(maker), strict=False)
-    yield from case.options(maker).items()
-
-
 def _with_elements(case: Case, names: tuple[str, ...]) -> list[str]:
+    maker = Maker()
+    # A case may leave out arguments that have defaults.
+    given = [*zip(names, case.make(maker), strict=False), *case.options(maker).items()]
     return [
         name
-        for name, value in _given(case, names, Maker())
+        for name, value in given
         if isinstance(value, torch.Tensor) and value.dim() and value.numel()
     ]
 
@@ -61,8 +59,8 @@ def _strided(case: Case, names: tuple[str, ...], name: str) -> Case:
         return tuple(_gapped(value) if key == name else value for key, value in arguments)
 
     def options(maker: Maker) -> dict[str, Any]:
-        given: Mapping[str, Any] = case.options(maker)
-        return {key: _gapped(value) if key == name else value for key, value in given.items()}
+        given = case.options(maker).items()
+        return {key: _gapped(value) if key == name else value for key, value in given}
 
     return replace(case, name=f"{case.name}-strided-{name}", make=make, options=options)
 
