@@ -112,8 +112,8 @@ def window(engine: Engine, batch: int, tokens: int, profiled: bool = False) -> d
     sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     engines.use(engine.name)
     # Under another policy layers bind again at their first call, which is not of the window.
-    first = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
-    engine.llm.generate(prompts[:1], first, use_tqdm=False)
+    short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
+    engine.llm.generate(prompts[:1], short, use_tqdm=False)
     engine.steps.clear()
     engine.launches.clear()
     torch.cuda.synchronize()
@@ -177,7 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--mode", choices=("eager", "graphs"), default="graphs")
-    parser.add_argument("--policies", nargs="+", type=engines.policy,
+    parser.add_argument("--policies", nargs="+", type=engines.policy_name,
                         default=["stock", "default"], metavar="POLICY",
                         help=f"{', '.join(engines.POLICIES)} or a policy file")  # fmt: skip
     parser.add_argument("--batches", nargs="+", type=int, default=[64, 1])

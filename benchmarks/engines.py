@@ -38,7 +38,7 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def policy(text: str) -> str:
+def policy_name(text: str) -> str:
     """An argument that names one of `POLICIES`, or a policy file as `vllm-fl tune` writes it."""
     if text not in POLICIES and not Path(text).is_file():
         known = ", ".join(POLICIES)

@@ -130,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument(
-        "--policies", nargs="+", type=engines.policy, default=["reference", "vendor", "flagos"]
+        "--policies", nargs="+", type=engines.policy_name, default=["reference", "vendor", "flagos"]
     )
     parser.add_argument("--mode", choices=("eager", "graphs"), default="eager")
     parser.add_argument("--dtype", default="bfloat16")
