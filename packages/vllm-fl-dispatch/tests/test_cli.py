@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vllm_fl_dispatch import PolicyError, SelectionPolicy, Verdict, get_default_manager
 from vllm_fl_dispatch.cli import main
 from vllm_fl_dispatch.cli.commands import app
-from vllm_fl_dispatch.registry import Refusal
+from vllm_fl_dispatch.snapshot import Refusal
 
 from .conftest import impl
 

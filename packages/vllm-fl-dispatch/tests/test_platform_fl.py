@@ -103,7 +103,7 @@ def test_a_fault_is_said_and_not_swallowed(
 ) -> None:
     said: list[tuple[str, bool]] = []
     monkeypatch.setattr(
-        "vllm_fl_dispatch.logger_manager.OnceLogger.error",
+        "logging.Logger.error",
         lambda _, text, *args, exc_info=None: said.append((text % args, exc_info is not None)),
     )
 
@@ -128,7 +128,7 @@ def test_a_wrong_setting_is_said_in_a_line_without_a_traceback(
 ) -> None:
     said: list[tuple[str, object]] = []
     monkeypatch.setattr(
-        "vllm_fl_dispatch.logger_manager.OnceLogger.error",
+        "logging.Logger.error",
         lambda _, text, *args, exc_info=None: said.append((text % args, exc_info)),
     )
     monkeypatch.setenv("VLLM_FL_ENABLED", "maybe")

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from vllm_fl_dispatch import OpManager, PolicyError, SelectionPolicy, api, report_files
 from vllm_fl_dispatch.cli.commands import app
-from vllm_fl_dispatch.logger_manager import OnceLogger
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.shadow import names
 from vllm_fl_dispatch.shadow.records import Sampling
@@ -49,7 +48,7 @@ def add_norm_in_place(x: Any, residual: Any, weight: Any, epsilon: float) -> Any
 @pytest.fixture
 def shadowed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A manager with these implementations, as VLLM_FL_SHADOW sets it up."""
-    monkeypatch.setattr(OnceLogger, "_said", set())
+    monkeypatch.setattr("vllm_fl_dispatch.logger_manager._said", set())
 
     def make(
         *impls: OpImpl, shadow: str = "*=reference", sample: str = "", **policy: Any

@@ -106,12 +106,18 @@ def test_two_that_share_a_function_are_both_passed_over_when_it_fails(make_manag
 def test_slots_are_made_while_nobody_goes_through_them(make_manager: Any) -> None:
     manager = make_manager(impl("vendor.acme"))
     spec = manager.registry.spec("silu_and_mul")
-    thread = threading.Thread(target=manager.new_slot, args=(spec,))
-    with manager.lock:
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
+    made: list[Any] = []
+
+    def make() -> None:
+        for _ in range(500):
+            made.append(manager.new_slot(spec))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    while thread.is_alive():
+        manager.invalidate()
     thread.join()
+    assert len(made) == 500
 
 
 def test_scopes_that_come_and_go_leave_nothing_behind(

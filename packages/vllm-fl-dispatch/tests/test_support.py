@@ -70,19 +70,21 @@ def test_a_layer_asks_at_each_call_about_what_it_did_not_know_when_it_was_built(
     assert slot.call(torch.ones(2, 32)) == "vendor.acme"
 
 
-def test_a_layer_asks_no_more_where_all_that_matters_is_known(make_manager: Any) -> None:
+def test_a_layer_asks_once_for_each_kind_of_call(make_manager: Any) -> None:
     asked = []
 
     def supports(query: Query) -> bool:
         asked.append(query)
         return query.dtype is torch.float32
 
-    manager = make_manager(impl("vendor.acme", supports=supports, empty_ok=True))
+    manager = make_manager(impl("vendor.acme", supports=supports), impl("reference.torch"))
     slot = manager.new_slot(manager.registry.spec("silu_and_mul"), query=FLOAT)
-    slot.call(torch.ones(2, 32))
+    assert slot.call(torch.ones(2, 32)) == "vendor.acme"
     before = len(asked)
-    slot.call(torch.ones(2, 8))
+    assert slot.call(torch.ones(5, 32)) == "vendor.acme"
     assert len(asked) == before
+    # What a layer says of its calls is what is usual, no promise.
+    assert slot.call(torch.ones(2, 32, dtype=torch.float64)) == "reference.torch"
 
 
 def test_the_kernel_may_still_decline(make_manager: Any) -> None:

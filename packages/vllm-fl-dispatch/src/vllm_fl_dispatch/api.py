@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from vllm_fl_dispatch import discovery
 from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.fallback import Failure
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.locks import ForkLock
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.plugins import PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.scopes import Scope, scoped
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _default: OpManager | None = None
 
 
@@ -123,7 +123,7 @@ def with_denied_vendors(*vendors: str) -> Scope:
     denied = frozenset(vendors)
     return Scope(
         get_default_manager(),
-        lambda policy: policy.with_values("scope", deny_vendors=policy.deny_vendors | denied),
+        lambda policy: policy.with_names("scope", "deny_vendors", denied),
     )
 
 

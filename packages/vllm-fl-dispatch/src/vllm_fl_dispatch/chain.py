@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_fl_dispatch.candidates import Candidate
-from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.errors import NoImplementation, OpNotSupported
 from vllm_fl_dispatch.fallback import may_continue
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.resolution import Outcome, Resolution
+from vllm_fl_dispatch.shapes import misfit
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
@@ -27,6 +27,7 @@ class Chain:
         resolution: which led to the candidates; at least one.
         strict: errors of an implementation go to the caller.
         donate: may implementations overwrite the arguments that the contract donates?
+        apart: are these the calls of a layer, whose donated tensors share no memory?
         proved: called when an implementation that overwrites arguments succeeded for the first
             time for some kind of call.
     """
@@ -40,6 +41,7 @@ class Chain:
         *,
         strict: bool,
         donate: bool,
+        apart: bool,
         proved: Callable[[], None],
     ) -> None:
         self.candidates = candidates
@@ -48,12 +50,12 @@ class Chain:
         self.resolution = resolution
         self._strict = strict
         self._donate = donate
+        self._apart = apart
         self._proved = proved
         self._facts = spec.facts or (lambda *args, **options: ())
         self._plans: dict[Hashable, tuple[Candidate, ...]] = {}
         #: facts -> who serves plain calls of this kind without anything more to be looked at.
         self._direct: dict[Hashable, Candidate] = {}
-        self._data = tuple(positional_names(spec).index(name) for name in spec.data)
 
     @property
     def first(self) -> Candidate:
@@ -79,7 +81,7 @@ class Chain:
         self, error: Exception, failed: Candidate, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """A candidate that stood in the handle itself raised: go on with the others, or raise."""
-        remember = self._may_continue(error, failed, intact=not failed.mutated)
+        remember = self._may_continue(error, failed, args, options, intact=not failed.mutated)
         failures = {failed: error if remember else None}
         return self._run(args, options, failures, self._facts(*args, **options))
 
@@ -96,9 +98,7 @@ class Chain:
         for candidate in self._plan(key, args, options):
             if candidate in failed:
                 continue
-            if not candidate.impl.empty_ok and self._is_empty(args):
-                return self._empty_answer(args, options)
-            objection = candidate.objection(args)
+            objection = candidate.objection(args, options)
             if objection:
                 reasons[candidate.impl.impl_id] = objection
                 continue
@@ -107,7 +107,7 @@ class Chain:
             # Whose fault it is, and what follows, is decided in one place.
             except Exception as error:  # noqa: BLE001
                 intact = not candidate.mutated or candidate.on_copies(key, self._donate)
-                remember = self._may_continue(error, candidate, intact=intact)
+                remember = self._may_continue(error, candidate, args, options, intact=intact)
                 failed[candidate] = error if remember else None
                 first_error = first_error or (error if remember else None)
                 if not remember:
@@ -119,7 +119,18 @@ class Chain:
             raise first_error
         raise NoImplementation(self._with_reasons(key, args, options, reasons))
 
-    def _may_continue(self, error: Exception, candidate: Candidate, *, intact: bool) -> bool:
+    def _may_continue(
+        self,
+        error: Exception,
+        candidate: Candidate,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        *,
+        intact: bool,
+    ) -> bool:
+        wrong = None if isinstance(error, OpNotSupported) else misfit(self._spec, args, options)
+        if wrong is not None:
+            raise ValueError(wrong) from error
         return may_continue(error, candidate.impl, strict=self._strict, inputs_intact=intact)
 
     def _succeeded(
@@ -130,6 +141,7 @@ class Chain:
                 self._manager.remember_failure(other.impl, key, error, candidate.impl)
         if candidate.mutated and key not in candidate.proven:
             candidate.proven.add(key)
+            self._note_direct(key)
             self._proved()
 
     def _plan(
@@ -138,24 +150,26 @@ class Chain:
         """The candidates that may serve calls with these facts."""
         plan = self._plans.get(key)
         if plan is None:
-            reason = self._manager.failures.reason
             plan = tuple(
                 candidate
                 for candidate in self.candidates
-                if reason(candidate.impl, key) is None and candidate.refusal(args, options) is None
+                if self._failure(candidate, key) is None
+                and candidate.refusal(args, options) is None
             )
             self._plans[key] = plan
-            if plan and not (plan[0].limited or plan[0].mutated):
-                self._direct[key] = plan[0]
+            self._note_direct(key)
         return plan
 
-    def _is_empty(self, args: tuple[Any, ...]) -> bool:
-        return bool(self._data) and args[self._data[0]].numel() == 0
+    def _failure(self, candidate: Candidate, key: Hashable) -> str | None:
+        """How it failed earlier for calls of this kind, where that is a reason to pass it over."""
+        return None if self._strict else self._manager.failures.reason(candidate.impl, key)
 
-    def _empty_answer(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if self._spec.fake is None:
-            raise OpNotSupported(f"{self._spec.name} states no shape function for zero rows")
-        return self._spec.fake(*args, **options)
+    def _note_direct(self, key: Hashable) -> None:
+        """Of what serves plain calls of this kind, remember who needs no further look."""
+        for first in self._plans[key][:1]:
+            overwrites = first.mutated and not self._apart
+            if not (first.impl.has_data_limits or overwrites or first.on_copies(key, self._donate)):
+                self._direct[key] = first
 
     def _with_reasons(
         self,
@@ -167,7 +181,7 @@ class Chain:
         """The resolution with what kept each candidate from this call."""
         for candidate in self.candidates:
             impl = candidate.impl
-            failure = self._manager.failures.reason(impl, key)
+            failure = self._failure(candidate, key)
             why = f"failed earlier: {failure}" if failure else candidate.refusal(args, options)
             reasons.setdefault(impl.impl_id, why or "does not support this call")
         return replace(

@@ -130,6 +130,14 @@ def capturing() -> bool:
     return any(m.is_initialized() and m.is_current_stream_capturing() for m in modules if m)
 
 
+def is_expanded(tensor: Any) -> bool:
+    """Do several of its elements share memory?"""
+    strides = tensor.stride()
+    return 0 in strides and any(
+        stride == 0 and size > 1 for stride, size in zip(strides, tensor.shape, strict=True)
+    )
+
+
 def copy_arguments(
     args: Sequence[Any], positions: Sequence[int], *, keep_layout: bool
 ) -> list[Any]:
@@ -145,9 +153,7 @@ def copy_arguments(
         tensor = args[position]
         if tensor is None:
             continue
-        strides = zip(tensor.stride(), tensor.shape, strict=True)
-        expanded = any(stride == 0 and size > 1 for stride, size in strides)
-        if keep_layout and not expanded:
+        if keep_layout and not is_expanded(tensor):
             empty = tensor.new_empty_strided(tensor.size(), tensor.stride())
         else:
             empty = tensor.new_empty(tensor.shape)

@@ -74,6 +74,11 @@ def make_handle(
     return Handle(call, rebind)
 
 
+def reraise(error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The `recover` of a handle whose target has recovered from what it could."""
+    raise error
+
+
 @cache
 def _factory(
     name: str, contract: Call, with_options: bool

@@ -48,14 +48,18 @@ class Implementations:
         query: Query | None,
         numel: int | None,
         refused: Mapping[str, str],
+        strict: bool,
     ) -> Facts:
         """What resolution may know of the implementations of an operator. See `Facts`.
 
         Args:
             refused: impl_id -> why it failed when it was tried for this query.
+            strict: nobody is passed over for an earlier failure: it is tried, and may raise.
         """
         impls = tuple(impls)
-        failures = {impl.impl_id: self._failures.reason(impl, None) for impl in impls}
+        failures = {
+            impl.impl_id: None if strict else self._failures.reason(impl, None) for impl in impls
+        }
         return Facts(
             installed={impl.impl_id: self.ask("installed", impl) for impl in impls},
             available={impl.impl_id: self.ask("available", impl) for impl in impls},
@@ -73,16 +77,16 @@ class Implementations:
         """The function of an implementation; None if it cannot be loaded, which is remembered.
 
         Raises:
-            whatever loading raised, where the policy is strict.
+            ImplementationFailed: it cannot, and the policy is strict.
+            whatever loading raised, where that was not its fault: memory ran out, say.
         """
         where = (impl.op_name, impl.impl_id)
         if where not in self._loaded:
             try:
                 fn = _function_of(impl)
                 check_contract(spec, impl, fn)
-            except Exception as error:
-                if strict:
-                    raise
+            except Exception as error:  # noqa: BLE001  # judged in the next line
+                may_continue(error, impl, strict=strict, inputs_intact=True)
                 self._failures.add(impl, None, error)
                 logger.warning("%s cannot be loaded: %s", impl, in_brief(error))
                 return None
@@ -102,7 +106,7 @@ class Implementations:
         if spec.example is None or impl.kind is BackendImplKind.STOCK:
             return None
         where = (impl.op_name, impl.impl_id, str(query))
-        if where not in self._tried:
+        if strict or where not in self._tried:
             args, options = spec.example(query)
             key = () if spec.facts is None else spec.facts(*args, **options)
             failure = None

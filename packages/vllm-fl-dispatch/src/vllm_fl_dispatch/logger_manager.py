@@ -11,29 +11,21 @@ ROOT = "vllm_fl"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-class OnceLogger(logging.Logger):
-    """A logger that can say a thing once per process."""
-
-    _said: set[str] = set()
-
-    def warning_once(self, message: str) -> None:
-        if message not in OnceLogger._said:
-            OnceLogger._said.add(message)
-            self.warning("%s", message)
+_said: set[str] = set()
 
 
-def get_logger(name: str) -> OnceLogger:
+def warning_once(logger: logging.Logger, message: str) -> None:
+    """Say a thing once per process."""
+    if message not in _said:
+        _said.add(message)
+        logger.warning("%s", message)
+
+
+def get_logger(name: str) -> logging.Logger:
     """The logger of a module: ``vllm_fl_dispatch.manager`` logs as ``vllm_fl.manager``."""
     short = name.removeprefix("vllm_fl_").replace("dispatch.", "", 1)
-    full = ROOT if short in (ROOT, "dispatch") else f"{ROOT}.{short}"
-    existing = logging.getLoggerClass()
-    logging.setLoggerClass(OnceLogger)
-    try:
-        logger = cast("OnceLogger", logging.getLogger(full))
-        _configure(logging.getLogger(ROOT))
-    finally:
-        logging.setLoggerClass(existing)
-    return logger
+    _configure(logging.getLogger(ROOT))
+    return logging.getLogger(ROOT if short in (ROOT, "dispatch") else f"{ROOT}.{short}")
 
 
 def set_log_level(level: str | int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,8 +16,9 @@ from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.fallback import FailureMemory
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.implementations import Implementations
-from vllm_fl_dispatch.logger_manager import get_logger
-from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.locks import ForkLock
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
+from vllm_fl_dispatch.op_impl import OpImpl, own_layer
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
@@ -29,7 +29,7 @@ from vllm_fl_dispatch.resolution import Resolution, resolve
 from vllm_fl_dispatch.scopes import current_policy
 from vllm_fl_dispatch.selectors import Spec
 from vllm_fl_dispatch.slots import Slot
-from vllm_fl_dispatch.types import BackendImplKind, Query, Verdict
+from vllm_fl_dispatch.types import Query, Verdict
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class OpManager:
         policy: SelectionPolicy | None = None,
         sources: Iterable[discovery.Source] | None = None,
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock = ForkLock()
         self.registry = OpRegistry()
         self.failures = FailureMemory()
         self.report = Report()
@@ -65,6 +65,7 @@ class OpManager:
         self._announced: dict[str, str] = {}
         self.public = PublicHandles(self)
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._slots_lock = ForkLock()
         self.registry.on_change = self._registry_changed
         _managers.add(self)
 
@@ -102,6 +103,8 @@ class OpManager:
         self.records = ()
         self._loader = PluginLoader()
         self.registry.replace_with(self._before_build)
+        # A hook may have called an operator.
+        self._invalidate()
 
     def _start_report(self) -> None:
         folder = read("VLLM_FL_REPORT")
@@ -116,10 +119,7 @@ class OpManager:
             logger.warning("VLLM_FL_REPORT=%s: no report is written: %s", folder, error)
 
     def reset_in_child(self) -> None:
-        """In a forked child: new locks (an inherited one may be held for ever), and a start
-        that another thread had half done begins anew."""
-        self.lock = threading.RLock()
-        self.registry.reset_in_child()
+        """In a forked child a start that another thread had half done begins anew."""
         self.public.reset_in_child()
         if self._building:
             self._building = False
@@ -151,12 +151,17 @@ class OpManager:
         with self.lock:
             if self._built:
                 # Either may raise: the policy stays what it was.
-                if policy is None:
-                    self._configured = startup.configured(self.records)
-                else:
-                    startup.check_names(policy, self.registry)
+                configured = startup.configured(self.records) if policy is None else None
+                startup.check_names(policy or configured or self.policy, self.registry)
+                self._configured = configured or self._configured
             self._policy = policy
             self._invalidate()
+
+    def check_names(self, policy: SelectionPolicy, besides: SelectionPolicy) -> None:
+        """Warn once of names in a policy made from another that nothing here has; an error where
+        it is strict."""
+        if self._built:
+            startup.check_names(policy, self.registry, "scope", besides)
 
     def current_policy(self) -> SelectionPolicy:
         return current_policy(self)
@@ -189,23 +194,29 @@ class OpManager:
         spec = self.registry.contract(op_name)
         impls = self.registry.impls(op_name)
         policy = policy or self.current_policy()
-        facts = self._implementations.facts(impls, query=query, numel=numel, refused=refused or {})
+        facts = self._implementations.facts(
+            impls, query=query, numel=numel, refused=refused or {}, strict=policy.strict
+        )
         if stock:
             facts = replace(facts, left_alone=_left_alone(spec, policy))
-            own = OpImpl(op_name, "stock", BackendImplKind.STOCK, batch_invariant=True)
-            impls = (*impls, own)
+            impls = (*impls, own_layer(op_name))
         resolution = resolve(spec, impls, policy, facts)
         if resolution.note:
-            logger.warning_once(resolution.note)
+            warning_once(logger, resolution.note)
         return resolution
 
     def ask(self, question: str, impl: OpImpl) -> Verdict:
         """`installed` or `available` of an implementation."""
         return self._implementations.ask(question, impl)
 
-    def load(self, spec: Spec, impl: OpImpl) -> Call | None:
-        """The function of an implementation; None if it cannot be loaded. See `Implementations`."""
-        return self._implementations.load(spec, impl, strict=self.current_policy().strict)
+    def load(self, spec: Spec, impl: OpImpl, *, strict: bool | None = None) -> Call | None:
+        """The function of an implementation; None if it cannot be loaded. See `Implementations`.
+
+        Args:
+            strict: an error instead; by default as the policy in force here says.
+        """
+        strict = self.current_policy().strict if strict is None else strict
+        return self._implementations.load(spec, impl, strict=strict)
 
     def instrumented(self, spec: OpSpec, impl: OpImpl, mode: str, fn: Call, **where: Any) -> Call:
         """`fn`, or where a report or a shadow was asked for, one function that calls it and
@@ -232,7 +243,7 @@ class OpManager:
     def new_slot(self, spec: OpSpec, **arguments: Any) -> Slot:
         """A slot of its own, for a layer or a scope; it follows changes like all others."""
         slot = Slot(self, spec, **arguments)
-        with self.lock:  # another thread may be going through them
+        with self._slots_lock:  # another thread may be going through them
             self._slots.add(slot)
         return slot
 
@@ -247,7 +258,9 @@ class OpManager:
         self.public.route_all()
 
     def _invalidate_slots(self, op_name: str | None = None) -> None:
-        for slot in list(self._slots):
+        with self._slots_lock:
+            slots = list(self._slots)
+        for slot in slots:
             if op_name in (None, slot.spec.name):
                 slot.invalidate()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from types import NoneType
 from typing import Any
 
 from vllm_fl_dispatch.errors import in_brief
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.types import BackendImplKind, BackendPriority, Origin, Query, Verdict
 
 logger = get_logger(__name__)
@@ -19,6 +20,18 @@ _PLACE = re.compile(r"[\w.]+:[\w.]+")
 _FUNCTIONS = {
     "fn": True, "load": True, "installed": False, "available": False, "supports": True,
 }  # fmt: skip
+
+
+#: Fields of other types would be found out much later, and by somebody else.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "op_name": ((str,), "the name of an operator"),
+    "impl_id": ((str,), "text, such as 'vendor.acme'"),
+    "kind": ((BackendImplKind,), "a BackendImplKind"),
+    "vendor": ((str, NoneType), "the vendor's name"),
+    "priority": ((int, NoneType), "a whole number"),
+    "max_numel": ((int, NoneType), "a whole number"),
+    "mutates": ((tuple, list), "a tuple of names, such as ('x',)"),
+}
 
 
 def function(named: Callable[..., Any] | str) -> Callable[..., Any]:
@@ -56,8 +69,9 @@ class OpImpl:
         available: can it run in this process? Must not initialise a device.
         supports: can it serve this query? Sees dtypes, sizes and options, never the token count.
             A function, or ``module:name``, imported when first asked.
-        needs_contiguous: serves contiguous inputs only; other inputs go to the next candidate.
-        max_numel: serves inputs of at most that many elements.
+        needs_contiguous: serves calls all of whose tensors are contiguous, weights included;
+            other calls go to the next candidate.
+        max_numel: serves calls whose tensors have at most that many elements each.
         empty_ok: accepts zero rows; otherwise the core answers those itself.
         mutates: names of the arguments it overwrites; each must be one that the contract donates.
         traceable: pure torch that a compiler may look into; one with data limits is called
@@ -87,6 +101,12 @@ class OpImpl:
 
     def __post_init__(self) -> None:
         name = f"{self.op_name}[{self.impl_id}]"
+        for field_name, (types, accepted) in _TYPES.items():
+            value = getattr(self, field_name)
+            if not isinstance(value, types):
+                raise ValueError(f"{name}: {field_name}= must be {accepted}; found {value!r}")
+        if self.impl_id == BackendImplKind.STOCK.value and self.kind is not BackendImplKind.STOCK:
+            raise ValueError(f"{name}: the id {self.impl_id!r} stands for vLLM's own layers")
         if (self.fn is None) == (self.load is None) and self.kind is not BackendImplKind.STOCK:
             raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
         if self.kind is BackendImplKind.VENDOR and not self.vendor:
@@ -100,10 +120,6 @@ class OpImpl:
                     f"{name}: {field_name}= must be a function{place}, which is called later; "
                     f"found {value!r}"
                 )
-        if isinstance(self.mutates, str):
-            raise ValueError(
-                f"{name}: mutates= must be a tuple of names, such as ('x',); found {self.mutates!r}"
-            )
         if self.priority is None:
             object.__setattr__(self, "priority", int(BackendPriority[self.kind.name]))
 
@@ -136,9 +152,15 @@ class OpImpl:
         # It may forget that a fact can be unknown, or import what is not there.
         except Exception as error:  # noqa: BLE001
             verdict = Verdict.no(f"supports raised {in_brief(error)} when asked about {query}")
-            logger.warning_once(f"{self}: {verdict.reason}")
+            warning_once(logger, f"{self}: {verdict.reason}")
             return verdict
 
     def __str__(self) -> str:
         owner = f" of {self.origin}" if self.origin else ""
         return f"{self.op_name}[{self.impl_id}]{owner}"
+
+
+def own_layer(op_name: str) -> OpImpl:
+    """The record that stands for vLLM's own layer among the implementations of an operator."""
+    kind = BackendImplKind.STOCK
+    return OpImpl(op_name, kind.value, kind, empty_ok=True, batch_invariant=True)

@@ -30,7 +30,11 @@ class OpSpec:
         fact_names: the names of that tuple, as `Query.facts` shows them.
         example: what is known about a call -> (arguments, options) of a tiny call of that kind;
             implementations are tried on it when a layer binds them.
-        data: names of the tensors that limits (`needs_contiguous`, `max_numel`) look at.
+        shapes: argument -> its sizes, such as ``"... n"``. A letter is the same size everywhere,
+            ``2*d`` an even one, ``...`` the same leading sizes everywhere, ``*`` any further ones.
+            A call that does not fit is the caller's mistake, not that of the implementation.
+        data: names of the tensors whose rows are the call's; without elements in the first, there
+            is nothing to compute.
         rows: names of the arguments with a row for each token; by default those of `data`.
         donates: names of the arguments that an implementation may overwrite in eager mode.
         inplace_schema: schema of a mutating twin, ``<name>_``, for implementations that
@@ -60,6 +64,7 @@ class OpSpec:
     facts: Callable[..., tuple[Any, ...]] | None = None
     fact_names: tuple[str, ...] = ()
     example: Callable[[Query], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    shapes: Mapping[str, str] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     donates: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import PlatformDefaults
 from vllm_fl_dispatch.errors import in_brief
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.plugins import PluginRecord
 from vllm_fl_dispatch.types import DeviceSpec
 
@@ -38,10 +39,11 @@ def platform_defaults(records: Iterable[PluginRecord]) -> PlatformDefaults | Non
         described = [spec.platform for _, spec in devices(records)]
         if found is None and wanted not in described:
             known = [record.name for record in records if "vllm_fl_platform_config" in record.hooks]
-            logger.warning_once(
+            warning_once(
+                logger,
                 f"VLLM_FL_PLATFORM={wanted}: no backend has defaults for this platform, none "
                 f"apply; backends with defaults: {', '.join(known) or '(none)'}. No backend "
-                f"describes such a device here either; devices: {', '.join(described) or '(none)'}"
+                f"describes such a device here either; devices: {', '.join(described) or '(none)'}",
             )
         return found
     for _, spec in devices(records):
@@ -55,18 +57,22 @@ def ask(record: PluginRecord, hook: str, **arguments: Any) -> Any:
     """Call one hook of one plugin; what it raises is a warning, and None comes back."""
     if hook not in record.hooks:
         return None
+    function = getattr(record.plugin, hook)
     try:
-        return getattr(record.plugin, hook)(**arguments)
+        # As pluggy calls it: a hook takes those of the arguments that it names.
+        taken = inspect.signature(function).parameters
+        return function(**{name: value for name, value in arguments.items() if name in taken})
     # A plugin may raise anything; the others must still be asked.
     except Exception as error:  # noqa: BLE001
-        logger.warning_once(f"{hook} of {record.source.origin} raised {in_brief(error)}")
+        warning_once(logger, f"{hook} of {record.source.origin} raised {in_brief(error)}")
         return None
 
 
 def _misfit(record: PluginRecord, hook: str, found: Any, accepted: str) -> None:
-    logger.warning_once(
+    warning_once(
+        logger,
         f"{hook} of {record.source.origin} returned {found!r}, which is ignored; accepted: "
-        f"{accepted} or None"
+        f"{accepted} or None",
     )
 
 

@@ -55,7 +55,8 @@ class PluginLoader:
         """Import one plugin and let it register into a copy that is kept only if it succeeds."""
         if source.name in disabled or source.origin.distribution in disabled:
             return PluginRecord(source, "disabled", error="named in VLLM_FL_DISABLED_PLUGINS")
-        staging = registry.copy()
+        before = registry.snapshot()
+        staging = OpRegistry(before)
         try:
             record = self._load(source, staging)
         # A plugin may raise anything while it is imported, SystemExit included; the others
@@ -68,8 +69,8 @@ class PluginLoader:
                 error=in_brief(error),
                 traceback=traceback.format_exc(),
             )
-        added = staging.size() - registry.size()
-        registry.replace_with(staging.snapshot())
+        added = staging.size() - OpRegistry(before).size()
+        registry.absorb(staging, before)
         return replace(record, impl_count=added)
 
     def _load(self, source: Source, registry: OpRegistry) -> PluginRecord:

@@ -56,6 +56,11 @@ class SelectionPolicy:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(
+                    f"{name}: {getattr(self, name)!r} is not accepted; accepted: True, False"
+                )
         set_(self, "prefer", parse_preference(self.prefer))
         orders = {op: parse_order(v, f"order of {op}") for op, v in self.per_op_order.items()}
         set_(self, "per_op_order", MappingProxyType(orders))
@@ -99,9 +104,19 @@ class SelectionPolicy:
         A preference that a user states makes the orders of shipped platform defaults yield, and
         any setting makes the same setting of their `compiled` section yield.
         """
+        return self._replaced(origin, values, frozenset(values.get("per_op_order", ())))
+
+    def _replaced(
+        self, origin: str, values: Mapping[str, Any], named: frozenset[str] | None
+    ) -> SelectionPolicy:
+        """See `with_values`.
+
+        Args:
+            named: the operators whose orders are given here; None: nothing yields.
+        """
         origins = dict(self.origins)
-        if origin.startswith(PLATFORM) is False:
-            values = self._with_yielding_defaults(values)
+        if named is not None and not origin.startswith(PLATFORM):
+            values = self._with_yielding_defaults(values, named)
         for name, value in values.items():
             if isinstance(value, Mapping | frozenset):
                 kept = {f"{name}.{key}": origins.get(f"{name}.{key}") for key in value}
@@ -116,7 +131,8 @@ class SelectionPolicy:
 
     def with_orders(self, origin: str, orders: Mapping[str, tuple[str, ...]]) -> SelectionPolicy:
         """A copy with the orders of some operators replaced; those of others stay."""
-        changed = self.with_values(origin, per_op_order={**self.per_op_order, **orders})
+        merged = {**self.per_op_order, **orders}
+        changed = self._replaced(origin, {"per_op_order": merged}, frozenset(orders))
         given = dict.fromkeys((f"per_op_order.{op}" for op in orders), origin)
         return replace(changed, origins={**changed.origins, **given})
 
@@ -127,7 +143,9 @@ class SelectionPolicy:
         changed = self.with_values(origin, **{setting: before | names})
         return replace(changed, origins={**changed.origins, **kept})
 
-    def _with_yielding_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_yielding_defaults(
+        self, values: Mapping[str, Any], named: frozenset[str]
+    ) -> dict[str, Any]:
         changed = dict(values)
         if "prefer" in values and "per_op_order" not in values:
             kept = {
@@ -141,10 +159,8 @@ class SelectionPolicy:
             compiled = {k: v for k, v in self.compiled.items() if k not in values}
             orders = self.compiled.get("per_op_order", {})
             if "prefer" not in values and orders:
-                own = values.get("per_op_order", {})
-                same = {op for op in own if self.per_op_order.get(op) == own[op]}
                 compiled["per_op_order"] = {
-                    op: order for op, order in orders.items() if op not in own or op in same
+                    op: order for op, order in orders.items() if op not in named
                 }
             else:
                 compiled.pop("per_op_order", None)
@@ -160,7 +176,8 @@ class SelectionPolicy:
         if "per_op_order" in values:
             values["per_op_order"] = {**self.per_op_order, **values["per_op_order"]}
         origin = f"compiled section of {self.origin_of('compiled')}"
-        return replace(self, compiled={}).with_values(origin, **values)
+        # Whose section it is has been settled: nothing yields to it.
+        return replace(self, compiled={})._replaced(origin, values, named=None)
 
     def order_for(self, op_name: str, group: str | None = None) -> tuple[tuple[str, ...], str]:
         """The order of tokens for an operator, and which setting it came from."""
@@ -213,6 +230,7 @@ class SelectionPolicy:
         return tuple(_frozen(getattr(self, f.name)) for f in fields(self) if f.name != "origins")
 
 
+_SWITCHES = ("strict", "use_flagos", "oot_enabled")
 _VENDORS = ("deny_vendors", "allow_vendors")
 _NAMES = (*_VENDORS, "flagos_blacklist", "flagos_whitelist", "flagos_aten", "oot_blacklist",
           "oot_whitelist")  # fmt: skip

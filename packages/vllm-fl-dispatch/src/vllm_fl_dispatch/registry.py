@@ -5,35 +5,16 @@ Changes are made on copies, so a reader never sees half of one, and in turn, so 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from vllm_fl_dispatch.contracts import check_contract
 from vllm_fl_dispatch.errors import ContractError, DuplicateError, UnknownOp
+from vllm_fl_dispatch.locks import ForkLock
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.selectors import SelectorSpec, Spec
+from vllm_fl_dispatch.snapshot import Refusal, Snapshot, merged, with_impl, with_spec
 from vllm_fl_dispatch.types import BackendImplKind, Origin
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Something that was not registered, and why; the rest of its plugin was."""
-
-    what: str
-    reason: str
-    origin: Origin | None = None
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The contents of a registry at one moment."""
-
-    specs: dict[str, Spec] = field(default_factory=dict)
-    spec_owners: dict[str, Origin | None] = field(default_factory=dict)
-    impls: dict[str, tuple[OpImpl, ...]] = field(default_factory=dict)
-    refusals: tuple[Refusal, ...] = ()
 
 
 class OpRegistry:
@@ -41,13 +22,9 @@ class OpRegistry:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self._now = snapshot or Snapshot()
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         #: Called after each change; the manager rebinds its handles here.
         self.on_change: Callable[[], None] | None = None
-
-    def copy(self) -> OpRegistry:
-        """An independent registry with the same contents (snapshots are never modified)."""
-        return OpRegistry(self._now)
 
     def snapshot(self) -> Snapshot:
         return self._now
@@ -56,9 +33,12 @@ class OpRegistry:
         """Take over the contents of another registry in one step."""
         self._change(lambda now: snapshot)
 
-    def reset_in_child(self) -> None:
-        """In a forked child: another thread may hold the inherited lock for ever."""
-        self._lock = threading.Lock()
+    def absorb(self, other: OpRegistry, before: Snapshot) -> None:
+        """Add in one step what another registry has more than when it began as `before`.
+
+        What was registered here meanwhile stays; what no longer fits beside it is refused.
+        """
+        self._change(lambda now: merged(now, before, other.snapshot()))
 
     def _change(self, changed: Callable[[Snapshot], Snapshot]) -> None:
         """Replace the contents by what is made of them; the same ones are no change."""
@@ -71,50 +51,19 @@ class OpRegistry:
 
     def add_spec(self, spec: Spec, origin: Origin | None = None) -> None:
         """Add an operator. The same object twice is no change; another one is an error."""
-
-        def with_spec(now: Snapshot) -> Snapshot:
-            if now.specs.get(spec.name) is spec:
-                return now
-            if spec.name in now.specs:
-                raise DuplicateError(
-                    f"operator {spec.name!r} is specified twice: by {now.spec_owners[spec.name]} "
-                    f"and by {origin}"
-                )
-            return replace(
-                now,
-                specs={**now.specs, spec.name: spec},
-                spec_owners={**now.spec_owners, spec.name: origin},
-            )
-
-        self._change(with_spec)
+        self._change(lambda now: with_spec(now, spec, origin))
 
     def register_impl(self, impl: OpImpl) -> None:
         """Add an implementation; raises ContractError or DuplicateError.
 
-        An implementation of an operator that nobody specified is kept: its contract may come
-        later, and reports list it.
+        The same one twice is no change. One of an operator that nobody specified is kept: its
+        contract may come later, and reports list it.
         """
         if impl.kind is BackendImplKind.STOCK:
             raise ContractError(
                 f"{impl}: kind STOCK stands for vLLM's own layers, not for a backend"
             )
-
-        def with_impl(now: Snapshot) -> Snapshot:
-            existing = now.impls.get(impl.op_name, ())
-            for other in existing:
-                if other.impl_id == impl.impl_id:
-                    if (other.fn, other.load) == (impl.fn, impl.load):
-                        return now
-                    raise DuplicateError(
-                        f"{impl.op_name}[{impl.impl_id}] is registered twice with different "
-                        f"functions: by {other.origin or 'code'} and by {impl.origin or 'code'}"
-                    )
-            spec = now.specs.get(impl.op_name)
-            if spec is not None:
-                check_contract(spec, impl)
-            return replace(now, impls={**now.impls, impl.op_name: (*existing, impl)})
-
-        self._change(with_impl)
+        self._change(lambda now: with_impl(now, impl))
 
     def register_many(self, impls: Iterable[OpImpl]) -> None:
         for impl in impls:

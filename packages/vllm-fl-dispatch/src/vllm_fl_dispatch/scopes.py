@@ -43,8 +43,11 @@ class Scope:
             raise RuntimeError("this policy scope is already open; make a new one to nest it")
         manager = self._manager
         with manager.lock:
+            around = current_policy(manager)
+            policy = self._change(around)
+            manager.check_names(policy, besides=around)
             self.parent = _open(_current.get())
-            self.policy = self._change(current_policy(manager))
+            self.policy = policy
             self.slots = {}
             manager.public.scope_opened(self)
         # The routers are in place before the scope becomes visible.

@@ -9,16 +9,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.candidates import Candidate
+from vllm_fl_dispatch.candidates import Candidate, answering_empty
 from vllm_fl_dispatch.chain import Chain
 from vllm_fl_dispatch.errors import NoImplementation
-from vllm_fl_dispatch.handles import Call, make_handle
+from vllm_fl_dispatch.handles import Call, make_handle, reraise
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.resolution import Resolution
-from vllm_fl_dispatch.support import looks_at_unknown
-from vllm_fl_dispatch.types import Query
+from vllm_fl_dispatch.types import BackendImplKind, Query
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
@@ -64,9 +63,11 @@ class Slot:
         self._chain: Chain | None = None
         #: What was loaded last. Who is accepted again goes on with what is proven of it.
         self._candidates: tuple[Candidate, ...] = ()
-        self._by_fn: dict[Call, Candidate] = {}
-        #: (impl_id, function, is it counted?) -> what is called; lives as long as the layer
-        self._called: dict[tuple[str, Call, bool], Call] = {}
+        #: id of the function in the slot -> whose it is. A function need not be hashable.
+        self._by_fn: dict[int, Candidate] = {}
+        #: (impl_id, id of the function, is it counted?) -> the function and what is called for
+        #: it; lives as long as the layer
+        self._called: dict[tuple[str, int, bool], tuple[Call, Call]] = {}
         self._handle = make_handle(spec, self._first_call, self._recover)
         #: The call, with all options of the contract.
         self.call = self._handle.call
@@ -97,7 +98,7 @@ class Slot:
             if not self._candidates:
                 raise NoImplementation(resolution)
             # Two may share one function; the first of them is the one that is called.
-            self._by_fn |= {candidate.fn: candidate for candidate in reversed(self._candidates)}
+            self._by_fn |= {id(each.fn): each for each in reversed(self._candidates)}
             if self.policy is None:
                 # A scope's own choice is no switch of the process.
                 manager.announce(self.spec, resolution, self._candidates[0].impl)
@@ -108,6 +109,7 @@ class Slot:
                 self._candidates,
                 strict=self._policy().strict,
                 donate=self.donate,
+                apart=self.query is not None,
                 proved=self._proved,
             )
             self._point_at(*self._functions(chain))
@@ -115,10 +117,13 @@ class Slot:
 
     @property
     def current(self) -> Call:
-        """The function that a plain call runs now; stale after the next change."""
+        """The function that a call runs now; stale after the next change."""
         chain = self._bind()
-        # Who holds it may pass options.
-        return chain.first.fn if self._is_direct(chain.first) else chain.call
+        if self._is_direct(chain.first) and not chain.first.missing:
+            return chain.first.fn
+        handle = make_handle(self.spec, chain.plain_call, reraise)
+        handle.rebind(*self._functions(chain))
+        return handle.call
 
     def _load_candidates(self) -> tuple[Resolution, tuple[Candidate, ...]]:
         """Resolve and load; what cannot be loaded is remembered and resolved away."""
@@ -140,15 +145,19 @@ class Slot:
                 return resolution, tuple(candidates)
 
     def _candidate(self, impl: OpImpl) -> Candidate | None:
-        fn = self.stock if impl.impl_id == "stock" else self.manager.load(self.spec, impl)
+        if impl.kind is BackendImplKind.STOCK:
+            fn = self.stock
+        else:
+            fn = self.manager.load(self.spec, impl, strict=self._policy().strict)
         if fn is None:
             return None
-        key = (impl.impl_id, fn, self.manager.report.enabled)
+        key = (impl.impl_id, id(fn), self.manager.report.enabled)
         if key not in self._called:
-            self._called[key] = self.manager.instrumented(
+            counted = self.manager.instrumented(
                 self.spec, impl, self.mode, fn, layer=self.layer, stock=self.stock
             )
-        called = self._called[key]
+            self._called[key] = (fn, answering_empty(self.spec, impl, counted))
+        called = self._called[key][1]
         known = next((c for c in self._candidates if c.impl is impl and c.fn is called), None)
         return known or Candidate.of(self.spec, impl, fn, called)
 
@@ -164,12 +173,14 @@ class Slot:
         self._plain.rebind(plain, optioned)
 
     def _is_direct(self, first: Candidate) -> bool:
-        """Can the implementation itself stand in the slot?"""
-        if first.limited or self.manager.failures.concerns(first.impl):
+        """Can the implementation itself stand in the slot?
+
+        Not one with a `supports`: what a layer says of its calls is what is usual, and some model
+        passes a residual of another dtype.
+        """
+        if first.impl.has_data_limits or first.impl.supports is not None:
             return False
-        if first.impl.supports is not None and (
-            self.query is None or looks_at_unknown(first.impl, self.query)
-        ):
+        if self.manager.failures.concerns(first.impl):
             return False
         if first.mutated:
             # A layer's calls all have the same facts, so one success proves them.
@@ -201,7 +212,7 @@ class Slot:
         self, error: Exception, fn: Call, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """A function in the slot raised: go on with the next candidate, or raise."""
-        failed = self._by_fn.get(fn)
+        failed = self._by_fn.get(id(fn))
         if failed is None:
             # A chain and `_first_call` recover by themselves; what they raise is final.
             raise error

@@ -9,7 +9,7 @@ from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.platforms import platform_defaults
 from vllm_fl_dispatch.plugins import PluginLoader, PluginRecord
 from vllm_fl_dispatch.policy import SelectionPolicy
@@ -75,23 +75,32 @@ def configured(records: Iterable[PluginRecord]) -> SelectionPolicy:
     """
     found = effective(platform=platform_defaults(records))
     for warning in found.warnings:
-        logger.warning_once(warning)
+        warning_once(logger, warning)
     return found.policy
 
 
-def check_names(policy: SelectionPolicy, registry: OpRegistry, where: str = "policy") -> None:
-    """Warn of names in a policy that nothing here has.
+def check_names(
+    policy: SelectionPolicy,
+    registry: OpRegistry,
+    where: str = "policy",
+    besides: SelectionPolicy | None = None,
+) -> None:
+    """Warn once of names in a policy that nothing here has.
 
     Args:
         where: what the warning names as the place of the mistake.
+        besides: the policy that it was made from, about whose names enough was said.
 
     Raises:
         PolicyError: there is one, and the policy is strict.
     """
+    said = [] if besides is None else unknown_names(besides, registry)
     for problem in unknown_names(policy, registry):
+        if problem in said:
+            continue
         if policy.strict:
             raise PolicyError(f"{where}: {problem} (the policy is strict)")
-        logger.warning("%s: %s", where, problem)
+        warning_once(logger, f"{where}: {problem}")
 
 
 def unknown_names(policy: SelectionPolicy, registry: OpRegistry) -> list[str]:

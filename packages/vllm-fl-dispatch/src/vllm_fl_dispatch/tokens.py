@@ -42,6 +42,9 @@ def parse_token(text: str, where: str = "order") -> str:
 def parse_order(value: str | Iterable[str], where: str = "order") -> tuple[str, ...]:
     """Take ``"vendor:acme|reference"`` or a list of tokens; repeated tokens count once."""
     parts = value.split("|") if isinstance(value, str) else list(value)
+    for part in parts:
+        if not isinstance(part, str):
+            raise PolicyError(f"{where}: {part!r} is no text; accepted: {ACCEPTED_TOKENS}")
     tokens = tuple(dict.fromkeys(parse_token(part, where) for part in parts))
     if not tokens:
         raise PolicyError(f"{where}: an empty order; accepted: one or more of {ACCEPTED_TOKENS}")
@@ -50,7 +53,7 @@ def parse_order(value: str | Iterable[str], where: str = "order") -> tuple[str, 
 
 def parse_preference(text: str, where: str = "prefer") -> str:
     """Return one of `PREFERENCES`, or raise `PolicyError`."""
-    value = text.strip().lower()
+    value = text.strip().lower() if isinstance(text, str) else ""
     if value not in PREFERENCES:
         raise PolicyError(f"{where}: {text!r} is not accepted; accepted: {', '.join(PREFERENCES)}")
     return value

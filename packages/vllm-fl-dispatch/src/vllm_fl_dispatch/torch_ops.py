@@ -10,13 +10,13 @@ for implementations that overwrite whole tensors.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.handles import Call
+from vllm_fl_dispatch.locks import ForkLock
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.slots import Slot
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "vllm_fl"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
-_lock = threading.Lock()
+_lock = ForkLock()
 #: operator name -> the slot its body calls now; tests swap managers.
 _slots: dict[str, Slot] = {}
 

@@ -61,7 +61,8 @@ class Verdict:
         """
         if isinstance(answer, Verdict):
             return answer
-        if answer is None or isinstance(answer, str):
+        # NumPy's booleans are of a type of their own.
+        if not isinstance(answer, bool) and type(answer).__name__ not in ("bool", "bool_"):
             raise TypeError(f"the answer {answer!r} is neither a Verdict nor a boolean")
         return cls(bool(answer), "" if answer else otherwise)
 

@@ -6,12 +6,13 @@ calls torch on the device, our reference implementations included. It is said on
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Collection
 from typing import Any
 
 from vllm_fl_dispatch import PolicyError, SelectionPolicy, get_logger
+from vllm_fl_dispatch.locks import ForkLock
+from vllm_fl_dispatch.logger_manager import warning_once
 from vllm_fl_dispatch.policy import PLATFORM
 from vllm_fl_dispatch.registry import nearest
 from vllm_fl_flaggems import library
@@ -19,7 +20,7 @@ from vllm_fl_flaggems import library
 logger = get_logger(__name__)
 ALL = "*"
 
-_lock = threading.Lock()
+_lock = ForkLock()
 #: torch's library with the replacements; they last as long as it does.
 _replacements: Any = None
 _names: tuple[str, ...] = ()
@@ -93,9 +94,10 @@ def wanted(
     }
     risky = sorted(given & (left_out - by_user))
     if risky:
-        logger.warning_once(
+        warning_once(
+            logger,
             f"flagos_aten names {', '.join(risky)}, which the {PLATFORM} leave out for faults or "
-            "cost on this device"
+            "cost on this device",
         )
     return tuple(sorted(given & set(known) - by_user))
 
@@ -109,7 +111,7 @@ def _check(policy: SelectionPolicy, given: Collection[str], known: Collection[st
         )
         if policy.strict:
             raise PolicyError(message)
-        logger.warning_once(message)
+        warning_once(logger, message)
 
 
 def _unused_by_the_vendor(gems: Any) -> Collection[str]:

@@ -14,11 +14,11 @@ import contextlib
 import importlib
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_fl_dispatch import DispatchError, Verdict, get_default_manager, get_logger
+from vllm_fl_dispatch.locks import ForkLock
 from vllm_fl_dispatch.platforms import devices
 from vllm_fl_flaggems import containment
 from vllm_fl_flaggems.probe import library_installed, node_vendor
@@ -40,7 +40,7 @@ class _Outcome:
     verdict: Verdict
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _outcome: _Outcome | None = None
 
 

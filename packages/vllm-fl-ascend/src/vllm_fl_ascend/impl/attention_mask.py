@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
+
+from vllm_fl_dispatch.locks import ForkLock
 
 #: With a sparse mode the kernels read the mask of any sequence from one of this size.
 SIZE = 2048
 
 _made: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def compressed_mask(device: torch.device | str, dtype: torch.dtype = torch.bool) -> torch.Tensor:

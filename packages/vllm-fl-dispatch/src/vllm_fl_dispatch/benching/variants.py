@@ -14,12 +14,11 @@ from vllm_fl_dispatch.contracts import lower
 from vllm_fl_dispatch.errors import OpNotSupported
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.manager import OpManager
-from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_impl import own_layer
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.torch_ops import opaque
-from vllm_fl_dispatch.types import BackendImplKind
 
 #: ``eager``: the function itself. ``opaque``: behind its torch operator, as compiled code calls
 #: what it cannot trace. ``compiled``: by Inductor, alone. ``stock``: vLLM's own layer, eagerly.
@@ -59,7 +58,7 @@ class Variant:
         Raises:
             OpNotSupported: it cannot serve them; the message says why.
         """
-        reason = self.candidate.refusal(args, options) or self.candidate.objection(args)
+        reason = self.candidate.refusal(args, options) or self.candidate.objection(args, options)
         if reason:
             raise OpNotSupported(reason)
         if self.mode == "opaque":
@@ -122,8 +121,7 @@ def _stock(spec: OpSpec) -> Variant:
             raise OpNotSupported("a layer of vLLM has the options it was built with")
         return call
 
-    own = OpImpl(spec.name, "stock", BackendImplKind.STOCK, empty_ok=True)
-    return Variant(Candidate.of(spec, own, make, make), "stock", make, _nothing)
+    return Variant(Candidate.of(spec, own_layer(spec.name), make, make), "stock", make, _nothing)
 
 
 def _select(manager: OpManager, candidate: Candidate) -> None:

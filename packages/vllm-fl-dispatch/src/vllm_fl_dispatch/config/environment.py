@@ -38,8 +38,11 @@ class Variable:
     setting: str | None = None
 
 
-def _names(text: str, _where: str) -> frozenset[str]:
-    return frozenset(parse_names(text))
+def _names(text: str, where: str) -> frozenset[str]:
+    names = parse_names(text)
+    if not names:
+        raise PolicyError(f"{where}: {text!r} names nothing; accepted: names, comma list")
+    return frozenset(names)
 
 
 def parse_seconds(text: str, where: str = "VLLM_FL_RANK_TIMEOUT") -> float:

@@ -149,14 +149,16 @@ def checked_settings(data: object, where: str, text: str = "") -> tuple[dict[str
     keys = ", ".join(PolicyFile.model_fields)
     if not isinstance(data, Mapping):
         raise PolicyError(f"{where}: expected keys ({keys}), found {type(data).__name__}")
-    known, warnings = dict(data), []
-    for section, fields in ((known, PolicyFile.model_fields),
-                            (known.get("compiled"), Settings.model_fields)):  # fmt: skip
+    known, warnings, lines = dict(data), [], _lines(text)
+    for path, section, fields in (((), known, PolicyFile.model_fields),
+                                  (("compiled",), known.get("compiled"),
+                                   Settings.model_fields)):  # fmt: skip
         if not isinstance(section, dict):
             continue
         for key in [key for key in section if key not in fields]:
             hint = nearest(str(key), fields)
-            place = f"{where}:{line}" if (line := _line_of(text, str(key))) else where
+            line = lines.get((*path, str(key)))
+            place = f"{where}:{line}" if line else where
             warnings.append(
                 f"{place}: unknown key {key!r}"
                 f"{f', did you mean {hint!r}?' if hint else ''}; accepted: {', '.join(fields)}"
@@ -165,7 +167,7 @@ def checked_settings(data: object, where: str, text: str = "") -> tuple[dict[str
     try:
         settings = PolicyFile.model_validate(known)
     except ValidationError as error:
-        raise PolicyError(_explain(where, text, error)) from None
+        raise PolicyError(_explain(where, lines, error)) from None
     if warnings and settings.strict:
         raise PolicyError("\n".join(warnings))
     elsewhere = list(differences(settings.measured_on))
@@ -177,17 +179,17 @@ def checked_settings(data: object, where: str, text: str = "") -> tuple[dict[str
     return settings.values(), warnings
 
 
-def _explain(where: str, text: str, error: ValidationError) -> str:
-    lines = []
+def _explain(where: str, lines: dict[tuple[str, ...], int], error: ValidationError) -> str:
+    said = []
     for item in error.errors():
         location = ".".join(str(part) for part in item["loc"])
         # A message of ours begins with the key below, such as the operator.
         message = item["msg"].removeprefix("Value error, ")
-        keys = [*map(str, item["loc"]), message.partition(":")[0]]
-        line = next((n for key in reversed(keys) if (n := _line_of(text, key))), None)
+        path = (*map(str, item["loc"]), message.partition(":")[0])
+        line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
         message = message.removeprefix(f"{location}: ")
-        lines.append(f"{where}{f':{line}' if line else ''}: {location}: {message}")
-    return "\n".join(lines)
+        said.append(f"{where}{f':{line}' if line else ''}: {location}: {message}")
+    return "\n".join(said)
 
 
 def _not_yaml(path: Path, error: Exception) -> str:
@@ -198,8 +200,16 @@ def _not_yaml(path: Path, error: Exception) -> str:
     return f"{path}:{mark.line + 1}: this is not valid YAML: {context}{error.problem}"
 
 
-def _line_of(text: str, key: str) -> int | None:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith((f"{key}:", f"'{key}'", f'"{key}"')):
-            return number
-    return None
+def _lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line of each key, by the keys that lead to it. Of text that is YAML."""
+    found: dict[tuple[str, ...], int] = {}
+
+    def walk(node: yaml.Node | None, path: tuple[str, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                here = (*path, str(key.value))
+                found[here] = key.start_mark.line + 1
+                walk(value, here)
+
+    walk(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    return found

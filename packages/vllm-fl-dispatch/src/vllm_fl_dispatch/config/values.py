@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.tokens import DEFAULT_ORDERS, parse_order, parse_preference
@@ -91,6 +94,13 @@ def parse_sampling(text: str, where: str) -> dict[str, int]:
     return values
 
 
+def _without_repetition(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise PolicyError(f"{where}: {name!r} is named twice")
+    return dict(pairs)
+
+
 def parse_op_config(text: str, where: str) -> dict[str, tuple[str, ...]]:
     """Read ``{"rms_norm": "vendor"}``, or a path to a file with that: the kind that comes first.
 
@@ -105,7 +115,9 @@ def parse_op_config(text: str, where: str) -> dict[str, tuple[str, ...]]:
                 f"{where}: neither a JSON object nor a readable file: {error}"
             ) from error
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=partial(_without_repetition, where=where))
+    except PolicyError:
+        raise
     except ValueError as error:
         raise PolicyError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(data, dict):

@@ -134,6 +134,7 @@ SPECS = (
             "ignore_invalid_experts",
         ),
         example=_align_example,
+        shapes={"topk_ids": "tokens topk"},
         oracle=cases.align_oracle,
         cases=cases.align_cases,
         canonical=cases.meant_entries,

@@ -94,6 +94,7 @@ SPECS = (
         facts=_facts,
         fact_names=("dtype", "device", "last_dim"),
         example=_example,
+        shapes={"x": "... n"},
         data=("x",),
         oracle=_oracle,
         cases=_cases,

@@ -126,6 +126,7 @@ SPECS = (
             "inverse",
         ),
         example=_example,
+        shapes={"query": "tokens *", "key": "tokens *", "cos_sin_cache": "positions 2*d"},
         data=("query", "key"),
         rows=("positions", "query", "key"),
         donates=("query", "key"),

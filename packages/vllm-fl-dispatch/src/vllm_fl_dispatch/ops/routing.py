@@ -121,6 +121,7 @@ def _grouped_facts(
     )
 
 
+SHAPES = {"gating_output": "tokens experts", "e_score_correction_bias": "experts"}
 FACT_NAMES = ("dtype", "device", "num_experts", "topk", "renormalize", "bias_dtype")
 
 
@@ -164,6 +165,7 @@ SPECS = (
         facts=_facts,
         fact_names=FACT_NAMES,
         example=_example,
+        shapes=SHAPES,
         data=("gating_output",),
         oracle=cases.topk_oracle,
         cases=cases.topk_cases,
@@ -188,6 +190,7 @@ SPECS = (
             "routed_scaling_factor",
         ),
         example=_grouped_example,
+        shapes=SHAPES,
         data=("gating_output",),
         oracle=cases.grouped_oracle,
         cases=cases.grouped_cases,

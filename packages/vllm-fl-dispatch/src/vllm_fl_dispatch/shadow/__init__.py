@@ -15,11 +15,12 @@ from vllm_fl_dispatch import startup
 from vllm_fl_dispatch.candidates import Candidate
 from vllm_fl_dispatch.config.environment import parsed
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.shadow.records import Row, Sampling
+from vllm_fl_dispatch.types import BackendImplKind
 
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
@@ -68,9 +69,10 @@ class Shadow:
     def unseen(self, op_name: str) -> None:
         """Layers were bound to traced code, which nothing can stand in front of."""
         if self.order_for(op_name) is not None:
-            logger.warning_once(
+            warning_once(
+                logger,
                 f"{VARIABLE}: {op_name} is traced into compiled code, where nothing is "
-                "compared; run the model with --enforce-eager"
+                "compared; run the model with --enforce-eager",
             )
 
     def compared(
@@ -110,13 +112,15 @@ class Shadow:
         resolution = self._manager.resolve(spec.name, policy=policy, stock=stock is not None)
         found = []
         for other in resolution.accepted:
-            fn = stock if other.impl_id == "stock" else self._manager.load(spec, other)
+            # What cannot be loaded runs beside nothing, however strict the policy is.
+            is_stock = other.kind is BackendImplKind.STOCK
+            fn = stock if is_stock else self._manager.load(spec, other, strict=False)
             if other.impl_id != impl.impl_id and fn is not None:
                 # It must leave the arguments to the selected one, which comes after it.
                 found.append(Candidate.of(spec, replace(other, mutates=spec.donates), fn, fn))
         if not found and not resolution.accepted:
-            logger.warning_once(
-                f"{VARIABLE}: nothing can run beside {spec.name}\n{resolution.table()}"
+            warning_once(
+                logger, f"{VARIABLE}: nothing can run beside {spec.name}\n{resolution.table()}"
             )
         return tuple(found)
 

@@ -15,7 +15,7 @@ from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.errors import in_brief
 from vllm_fl_dispatch.fallback import capturing
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.shadow import names
@@ -80,19 +80,27 @@ class Comparison:
         layer = names.layer_of(args) if self._mode == "opaque" else None
         return None if layer is None else weakref.ref(layer)
 
+    def _beside(self) -> tuple[Candidate, ...]:
+        """What may run beside, found at the first sampled call."""
+        if self._candidates is None:
+            self._candidates = ()  # also where finding it fails
+            try:
+                self._candidates = self._shadow.candidates(self._spec, self._impl, self._stock)
+            # A shadow must not change what the model does, so it may not fail it either.
+            except Exception as error:  # noqa: BLE001
+                warning_once(logger, f"shadow: nothing runs beside {self._impl}: {in_brief(error)}")
+        return self._candidates
+
     def _run_shadow(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, Any] | None:
         """(impl_id, result) of what runs beside; None if nothing can."""
-        if self._candidates is None:
-            self._candidates = self._shadow.candidates(self._spec, self._impl, self._stock)
-        for candidate in self._candidates:
+        for candidate in self._beside():
             try:
-                if candidate.refusal(args, options) or candidate.objection(args):
+                if candidate.refusal(args, options) or candidate.objection(args, options):
                     continue
                 with torch.no_grad():
                     result = candidate.call(args, options, key=(), donate=False)
-            # A shadow must not change what the model does, so it may not fail it either.
-            except Exception as error:  # noqa: BLE001
-                logger.warning_once(f"shadow: {candidate.impl} raised {in_brief(error)}")
+            except Exception as error:  # noqa: BLE001  # as above
+                warning_once(logger, f"shadow: {candidate.impl} raised {in_brief(error)}")
                 continue
             return candidate.impl.impl_id, result
         return None

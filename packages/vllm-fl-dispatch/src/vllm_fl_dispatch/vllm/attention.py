@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_fl_dispatch.contracts import missing_options
 from vllm_fl_dispatch.errors import NoImplementation, RequestError, in_brief
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.selectors import ATTENTION_BACKEND
@@ -75,7 +75,7 @@ def choose(
             manager.announce(ATTENTION_BACKEND, resolution, impl)
             return path
         refused[impl.impl_id] = "; ".join(problems)
-        logger.warning_once(f"{impl} is passed over for {query}: {refused[impl.impl_id]}")
+        warning_once(logger, f"{impl} is passed over for {query}: {refused[impl.impl_id]}")
 
 
 def _asked(manager: OpManager, impl: OpImpl, facts: Mapping[str, Any]) -> str:

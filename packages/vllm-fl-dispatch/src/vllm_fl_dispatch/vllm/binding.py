@@ -9,9 +9,9 @@ from typing import Any
 from vllm_fl_dispatch.contracts import missing_options
 from vllm_fl_dispatch.errors import NoImplementation
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.manager import OpManager
-from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.op_impl import OpImpl, own_layer
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.resolution import Resolution
 from vllm_fl_dispatch.support import looks_at_unknown
@@ -76,7 +76,7 @@ class Binder:
     ) -> Bound:
         manager = self._manager
         spec = manager.registry.spec(op_name)
-        own = OpImpl(op_name, "stock", BackendImplKind.STOCK)
+        own = own_layer(op_name)
         policy = manager.current_policy().for_mode(self._compiled)
         if stock is not None and (self._off or policy.layer_objection(spec.names)):
             return self._stock(own, stock)
@@ -139,22 +139,25 @@ class Binder:
         from vllm_fl_dispatch.torch_ops import opaque
 
         if self._manager.current_policy() is not self._manager.policy:
-            logger.warning_once(
+            warning_once(
+                logger,
                 f"{spec.name}: a layer was built under a policy scope, which does not reach the "
-                "opaque operator of compiled code: that follows the policy of the process"
+                "opaque operator of compiled code: that follows the policy of the process",
             )
         inplace = bool(impl.mutates) and spec.inplace_schema is not None
-        logger.warning_once(
+        warning_once(
+            logger,
             f"{spec.name}: {impl.impl_id} is called through an opaque operator in compiled code; "
-            "vLLM's fusions that look for the native layer do not apply to it"
+            "vLLM's fusions that look for the native layer do not apply to it",
         )
         return Bound(opaque(self._manager, spec, inplace=inplace), impl, "opaque")
 
     def _nothing_left(self, resolution: Resolution, own: OpImpl) -> OpImpl:
         if self._manager.current_policy().strict:
             raise NoImplementation(resolution)
-        logger.warning_once(
+        warning_once(
+            logger,
             f"{resolution.op_name}: no implementation fits the policy, vLLM's own layer stays\n"
-            f"{resolution.table()}"
+            f"{resolution.table()}",
         )
         return own

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vllm_fl_dispatch.errors import OpNotSupported
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.vllm import compat
 from vllm_fl_dispatch.vllm.binding import Binder
 from vllm_fl_dispatch.vllm.layers import Dispatched
@@ -41,7 +41,7 @@ class FusedExpertsLayer(MoELayer):
     def fl_bind(self, binder: Binder) -> None:
         reason = self._fl_objection()
         if reason is not None:
-            logger.warning_once(f"experts with {reason} are left to vLLM")
+            warning_once(logger, f"experts with {reason} are left to vLLM")
             return
         stock = _own if self.fl_has_stock() else None
         moe = self.moe

@@ -6,7 +6,7 @@ import os
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.config import environment
-from vllm_fl_dispatch.logger_manager import get_logger
+from vllm_fl_dispatch.logger_manager import get_logger, warning_once
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.scopes import open_scope
 from vllm_fl_dispatch.types import BackendImplKind
@@ -88,8 +88,10 @@ def _is_dispatched(manager: OpManager, op: str, compiled: bool, stock: bool) -> 
     if resolution.selected is not None:
         return resolution.selected.kind is not BackendImplKind.STOCK
     if not policy.strict:
-        logger.warning_once(
-            f"{op}: no implementation fits the policy, vLLM's own layers stay\n{resolution.table()}"
+        warning_once(
+            logger,
+            f"{op}: no implementation fits the policy, vLLM's own layers stay\n"
+            f"{resolution.table()}",
         )
     # Under a strict policy the layer is replaced, and raises when it is built.
     return policy.strict
