@@ -227,6 +227,35 @@ def test_an_in_place_kernel_that_was_tried_runs_on_the_arguments_at_once(
     assert total is residual
 
 
+def test_an_in_place_kernel_is_right_on_columns_in_compiled_code(
+    built: Callable[..., Any],
+) -> None:
+    def add(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+        residual.add_(x)
+        x.copy_(residual * 2)
+        return x, residual
+
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("fused_add_rms_norm", "vendor.inplace", BackendImplKind.VENDOR, add, "inplace",
+               mutates=("x", "residual"), empty_ok=True)
+    )  # fmt: skip
+    layer = built(lambda: RMSNorm(8), SelectionPolicy(prefer="vendor"), mode=3)
+
+    def model(x: Any, residual: Any) -> Any:
+        # As the experts of a model give their sum where its width was padded.
+        normed, total = layer((x * 3)[..., :8], residual.sin()[..., :8])
+        return normed + 1, total
+
+    x, residual = torch.randn(4, 12), torch.randn(4, 12)
+    total = (x * 3)[..., :8] + residual.sin()[..., :8]
+    # vLLM switches it off, and then a mutating operator is not safe on views.
+    options = {"enable_auto_functionalized_v2": False}
+    found = torch.compile(model, fullgraph=True, options=options)(x, residual)
+    torch.testing.assert_close(found, (total * 2 + 1, total))
+
+
 def test_a_policy_that_leaves_everything_to_vllm_replaces_nothing(
     built: Callable[..., Any],
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -234,3 +236,22 @@ def test_probing_has_no_side_effects(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert probing.all_of(probing.devices_visible("ACME_OTHER"))
     assert probing.version_of("pluggy")
     assert probing.version_of("no-such-distribution") is None
+
+
+def test_a_logger_that_somebody_made_before_us_serves(default_manager: Any) -> None:
+    code = (
+        "import logging\n"
+        "logging.getLogger('vllm_fl.op_impl').setLevel(logging.ERROR)\n"
+        "import torch\n"
+        "from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy\n"
+        "def supports(query): raise ValueError\n"
+        "manager = OpManager(SelectionPolicy(), sources=())\n"
+        "kernel = OpImpl('silu_and_mul', 'vendor.a', BackendImplKind.VENDOR, print, 'a',\n"
+        "                supports=supports)\n"
+        "other = OpImpl('silu_and_mul', 'reference.torch', BackendImplKind.REFERENCE,\n"
+        "               lambda x: 'reference')\n"
+        "manager.registry.register_many([kernel, other])\n"
+        "print(manager.get_op('silu_and_mul')(torch.ones(2, 4)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "reference"

@@ -446,3 +446,97 @@ def test_a_carried_policy_stands_above_a_file_and_variables(tmp_path: Path) -> N
 def test_what_nobody_carried_is_an_error(text: str) -> None:
     with pytest.raises(PolicyError, match=r"^VLLM_FL_CARRIED_POLICY is written by set_global_pol"):
         carried({"VLLM_FL_CARRIED_POLICY": text})
+
+
+TWO_MODES = PlatformDefaults(
+    "cuda",
+    {
+        "op_backends": {"rms_norm": ["vendor:cuda", "reference"]},
+        "compiled": {"op_backends": {"rms_norm": ["stock", "reference"]}},
+    },
+    "acme",
+)
+
+
+@pytest.mark.parametrize("order", ["vendor:cuda|reference", "vendor:cuda"])
+def test_the_order_of_a_user_holds_in_compiled_code_even_where_the_platform_has_the_same(
+    order: str,
+) -> None:
+    policy = effective({"VLLM_FL_PER_OP": f"rms_norm={order}"}, TWO_MODES).policy
+    assert policy.for_mode(True).order_for("rms_norm")[0] == tuple(order.split("|"))
+    # Of another operator the platform's stays.
+    other = effective({"VLLM_FL_PER_OP": "silu_and_mul=stock"}, TWO_MODES).policy
+    assert other.for_mode(True).order_for("rms_norm")[0] == ("stock", "reference")
+
+
+def test_a_compiled_preference_leaves_the_orders_of_the_same_file(tmp_path: Path) -> None:
+    settings = {"op_backends": {"rms_norm": ["vendor:cuda"]}, "compiled": {"prefer": "reference"}}
+    shipped = effective({}, PlatformDefaults("cuda", settings, "acme")).policy
+    path = tmp_path / "policy.yaml"
+    path.write_text("op_backends: {rms_norm: 'vendor:cuda'}\ncompiled: {prefer: reference}\n")
+    own = effective({"VLLM_FL_CONFIG": str(path)}, None).policy
+    for policy in (shipped, own):
+        assert policy.for_mode(True).order_for("rms_norm")[0] == ("vendor:cuda",)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("prefer: vendor\ncompiled:\n  prefer: wrong\n", 3),
+        (
+            "op_backends:\n  rms_norm: stock\ncompiled:\n  op_backends:\n    a: stock\n"
+            "    rms_norm: wrong\n",
+            6,
+        ),
+        ("strict: true\ncompiled:\n  strict: true\n  strikt: 1\n", 4),
+    ],
+)
+def test_a_mistake_is_named_by_its_own_line(tmp_path: Path, text: str, line: int) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match=f"policy.yaml:{line}: "):
+        effective({"VLLM_FL_CONFIG": str(path)}, None)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("VLLM_FL_OP_CONFIG", '{"rms_norm": "vendor", "rms_norm": "reference"}', "named twice"),
+        ("VLLM_FL_ALLOW_VENDORS", ",", "names nothing"),
+    ],
+)
+def test_a_variable_that_says_two_things_or_nothing(variable: str, value: str, said: str) -> None:
+    with pytest.raises(PolicyError, match=f"{variable}: .*{said}"):
+        effective({variable: value}, None)
+
+
+def test_names_are_checked_when_configuration_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = OpManager(SelectionPolicy(), sources=())
+    manager.ensure_built()
+    monkeypatch.setenv("VLLM_FL_STRICT", "1")
+    monkeypatch.setenv("VLLM_FL_PER_OP", "silu_and_mull=reference")
+    with pytest.raises(PolicyError, match="silu_and_mull"):
+        manager.set_policy(None)
+    assert manager.policy == SelectionPolicy()
+
+
+def test_a_hook_takes_the_arguments_that_it_names(module: Any) -> None:
+    module(
+        "short_hook",
+        """
+        from vllm_fl_dispatch import DeviceSpec, hookimpl
+
+        @hookimpl
+        def vllm_fl_device():
+            return DeviceSpec("acme", "acme", "acme", "CPU", "torch.cpu", "gloo", "ACME")
+
+        @hookimpl
+        def vllm_fl_platform_config():
+            return {"prefer": "vendor"}
+        """,
+    )
+    manager = OpManager(sources=[source("short_hook")])
+    manager.ensure_built()
+    assert manager.policy.prefer == "vendor"

@@ -12,6 +12,10 @@ import torch
 from vllm_fl_dispatch import ImplementationFailed, OpNotSupported, SelectionPolicy
 from vllm_fl_dispatch.errors import ContractError, in_brief
 from vllm_fl_dispatch.fallback import Failure, FailureMemory, copy_arguments, may_continue
+from vllm_fl_dispatch.ops import SPECS
+from vllm_fl_dispatch.ops.cases import Maker
+from vllm_fl_dispatch.scopes import scoped
+from vllm_fl_dispatch.shapes import misfit
 from vllm_fl_dispatch.types import Origin
 
 from .conftest import impl
@@ -340,3 +344,116 @@ def test_what_is_kept_of_an_error_is_short_and_of_ours_whole() -> None:
     assert len(long.splitlines()) < 10
     ours = "does not fit\n" * 20
     assert in_brief(ContractError(ours)) == f"ContractError: {ours}".rstrip()
+
+
+def row_by_row(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+    """As a kernel does it: a row is read after others were written."""
+    for row, other in zip(x, residual, strict=True):
+        other.copy_(row + other)
+        row.copy_(other * 2)
+    return x, residual
+
+
+@pytest.mark.parametrize(
+    "residual_of",
+    [
+        lambda x: torch.arange(4.0).expand(3, 4),
+        lambda x: x.view(3, 4),
+        lambda x: x,
+        lambda x: torch.ones(3, 4),
+    ],
+    ids=["expanded", "view of x", "x itself", "apart"],
+)
+def test_overwritten_arguments_that_share_memory_give_the_same_each_time(
+    make_manager: Any, residual_of: Any
+) -> None:
+    mutates = ("x", "residual")
+    manager = make_manager(
+        impl("vendor.acme", row_by_row, op="fused_add_rms_norm", mutates=mutates)
+    )
+    op = manager.get_op("fused_add_rms_norm")
+    for _ in range(3):
+        x = torch.arange(12.0).reshape(3, 4)
+        residual = residual_of(x)
+        expected = x + residual
+        assert torch.equal(op(x, residual, None, 1e-6)[1], expected)
+
+
+def test_a_strict_policy_tries_again_what_failed_earlier(make_manager: Any) -> None:
+    manager = make_manager(impl("vendor.acme", Failing()), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    assert op(X) == "reference.torch"
+    with scoped(manager, strict=True), pytest.raises(ImplementationFailed, match=r"vendor\.acme"):
+        op(X)
+    manager.set_policy(SelectionPolicy(strict=True))
+    with pytest.raises(ImplementationFailed, match="symbol not found"):
+        op(X)
+    manager.set_policy(SelectionPolicy())
+    assert op(X) == "reference.torch"
+
+
+def test_what_cannot_be_loaded_is_named_under_a_strict_policy(make_manager: Any) -> None:
+    impls = impl("vendor.acme", load="no_such_library:make"), impl("reference.torch")
+    manager = make_manager(*impls, policy=SelectionPolicy(strict=True))
+    with pytest.raises(
+        ImplementationFailed, match=r"silu_and_mul\[vendor\.acme\].*no_such_library"
+    ):
+        manager.get_op("silu_and_mul")(X)
+
+
+def test_memory_that_ran_out_while_loading_bans_nobody(make_manager: Any) -> None:
+    left = [torch.OutOfMemoryError("out of memory")]
+
+    def load() -> Any:
+        if left:
+            raise left.pop()
+        return lambda x: "vendor.acme"
+
+    manager = make_manager(impl("vendor.acme", load=load), impl("reference.torch"))
+    op = manager.get_op("silu_and_mul")
+    with pytest.raises(torch.OutOfMemoryError):
+        op(X)
+    assert op(X) == "vendor.acme"
+
+
+def test_a_call_that_does_not_fit_the_contract_bans_nobody(make_manager: Any) -> None:
+    def norm(x: Any, weight: Any, epsilon: float) -> str:
+        if weight.shape[-1] != x.shape[-1]:
+            raise RuntimeError("sizes differ")
+        return "vendor.acme"
+
+    manager = make_manager(
+        impl("vendor.acme", norm, op="rms_norm"),
+        impl("reference.torch", lambda *_, **__: "reference.torch", op="rms_norm"),
+    )
+    op = manager.get_op("rms_norm")
+    with pytest.raises(ValueError, match=r"x \[2, 8\], weight \[3\]; accepted: x \[..., n\]"):
+        op(X, torch.ones(3), 1e-6)
+    assert manager.failures.all() == ()
+    assert op(X, torch.ones(8), 1e-6) == "vendor.acme"
+
+
+def test_every_case_fits_the_shapes_of_its_contract() -> None:
+    maker, seen = Maker("cpu"), 0
+    for spec in SPECS:
+        assert spec.shapes
+        for case in [] if spec.cases is None else spec.cases():
+            assert misfit(spec, case.make(maker), case.options(maker)) is None, case.name
+            seen += 1
+    assert seen > 100
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("silu_and_mul", [(2, 7)]),
+        ("fused_add_rms_norm", [(2, 8), (2, 4), (8,), 1e-6]),
+        ("moe_sum", [(2, 8)]),
+        ("topk_softmax", [(8,), 2]),
+        ("rotary_embedding", [(3,), (3, 64), (4, 64), 64, (9, 64), True]),
+    ],
+)
+def test_what_does_not_fit_the_shapes(op: str, args: list[Any]) -> None:
+    spec = next(spec for spec in SPECS if spec.name == op)
+    made = tuple(torch.ones(a) if isinstance(a, tuple) else a for a in args)
+    assert str(misfit(spec, made, {})).startswith(f"{op} was called with ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vllm_fl_dispatch import (
     SelectionPolicy,
     UnknownOp,
     Verdict,
+    resolve_op,
 )
 from vllm_fl_dispatch.ops import SPECS
 
@@ -300,3 +302,59 @@ def test_availability_is_asked_once_and_may_raise(make_manager: Any) -> None:
         assert op(X) == "reference.torch"
     assert "asking raised OSError: libascendcl.so" in manager.resolve("silu_and_mul").table()
     assert asked == [1]
+
+
+def test_the_limits_concern_every_tensor_of_a_call(make_manager: Any) -> None:
+    def norm(x: Any, weight: Any, epsilon: float) -> str:
+        return "vendor.acme"
+
+    def align(topk_ids: Any, block_size: int, num_experts: int, **options: Any) -> str:
+        return "vendor.acme"
+
+    op, limits = "rms_norm", {"needs_contiguous": True, "max_numel": 32}
+    other = "moe_align_block_size"
+    manager = make_manager(
+        impl("vendor.acme", norm, op=op, **limits),
+        impl("reference.torch", lambda *_, **__: "reference.torch", op=op),
+        impl("vendor.acme", align, op=other, **limits),
+        impl("reference.torch", lambda *_, **__: "reference.torch", op=other),
+    )
+    norm_call, align_call = manager.get_op(op), manager.get_op(other)
+    assert norm_call(X, W, 1e-6) == "vendor.acme"
+    assert norm_call(X, torch.ones(16)[::2], 1e-6) == "reference.torch"
+    ids = torch.zeros(4, 4, dtype=torch.int32)
+    assert align_call(ids, 16, 8) == "vendor.acme"
+    assert align_call(ids[:, ::2], 16, 8) == "reference.torch"
+    assert align_call(ids, 16, 8, expert_map=torch.zeros(64)) == "reference.torch"
+
+
+def test_a_sum_over_nothing_is_computed(make_manager: Any) -> None:
+    total = impl("vendor.acme", lambda x: x.sum(1), op="moe_sum", empty_ok=False)
+    op = make_manager(total).get_op("moe_sum")
+    assert op(torch.ones(5, 0, 64)).eq(0).all()
+    assert op(torch.ones(0, 2, 64)).shape == (0, 64)
+
+
+def test_what_takes_no_empty_input_stands_in_the_slot_all_the_same(make_manager: Any) -> None:
+    def fn(x: Any) -> Any:
+        frames = traceback.extract_stack()
+        assert not any(frame.filename.endswith("chain.py") for frame in frames)
+        return x
+
+    op = make_manager(impl("vendor.acme", fn, empty_ok=False)).get_op("silu_and_mul")
+    op(torch.ones(2, 8))
+    assert op(torch.ones(0, 8)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("limits", [{}, {"needs_contiguous": True}, {"supports": lambda q: True}])
+def test_the_function_of_now_is_called_as_the_operator_is(
+    default_manager: Any, limits: dict[str, Any]
+) -> None:
+    def plain(x: Any, weight: Any, epsilon: float) -> Any:
+        return x * 0 + weight
+
+    default_manager(impl("vendor.acme", plain, op="rms_norm", **limits))
+    now = resolve_op("rms_norm")
+    assert now(X, W, 1e-6).eq(1).all()
+    assert now(X, W, 1e-6, weight_offset=1.0).eq(2).all()
+    assert now(x=X, weight=W, epsilon=1e-6).eq(1).all()

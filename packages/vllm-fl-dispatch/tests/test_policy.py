@@ -253,3 +253,20 @@ def test_an_empty_switch_is_its_default() -> None:
     assert parse_bool("", "X") is False
     with pytest.raises(PolicyError, match=r"accepted: 1, on, true, yes or 0, false, no, off$"):
         parse_bool("maybe", "X")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"strict": "false"},
+        {"use_flagos": 1},
+        {"prefer": None},
+        {"per_op_order": {"rms_norm": [1]}},
+        {"compiled": {"oot_enabled": "no"}},
+    ],
+)
+def test_a_value_of_a_wrong_type_is_an_error_that_says_what_is_accepted(
+    values: dict[str, object],
+) -> None:
+    with pytest.raises(PolicyError, match="accepted: "):
+        SelectionPolicy(**values)  # type: ignore[arg-type]

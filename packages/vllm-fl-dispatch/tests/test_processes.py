@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +17,8 @@ import pytest
 import torch
 
 import vllm_fl_dispatch as fl
-from vllm_fl_dispatch import OpManager, SelectionPolicy, Verdict, discovery
+from vllm_fl_dispatch import OpManager, PolicyError, SelectionPolicy, Verdict, discovery, locks
+from vllm_fl_dispatch.locks import ForkLock
 
 from .conftest import impl, source
 
@@ -288,3 +291,96 @@ def test_a_policy_set_in_code_reaches_spawned_workers(
     found, _ = policy_worker.ask()
     assert found.prefer == "reference"
     assert found.per_op_order == {}
+
+
+def test_a_handle_bound_in_a_start_that_failed_is_bound_anew(module: Any) -> None:
+    module(
+        "early",
+        """
+        def register(registrar):
+            registrar.add(kernel)
+            manager.get_op("silu_and_mul")(x)
+        """,
+    )
+    import early  # type: ignore[import-not-found]  # written above
+
+    policy = SelectionPolicy(strict=True, per_op_order={"silu_and_mull": ("vendor",)})
+    manager = early.manager = OpManager(policy, [source("early")])
+    early.kernel, early.x = impl("vendor.acme"), X
+    op = manager.get_op("silu_and_mul")
+    for _ in range(2):
+        with pytest.raises(PolicyError, match="silu_and_mull"):
+            op(X)
+
+
+def test_a_module_of_kernels_may_ask_for_a_handle_while_it_is_imported(module: Any) -> None:
+    module(
+        "kernels",
+        """
+        import time
+        import world
+
+        world.importing.set()
+        time.sleep(0.3)
+        norm = world.manager.get_op("rms_norm")
+
+        def silu(x):
+            return "kernels"
+        """,
+    )
+    module("world", "")
+    import world  # type: ignore[import-not-found]  # written above
+
+    world.importing = threading.Event()
+    manager = world.manager = OpManager(SelectionPolicy(), sources=())
+    manager.registry.register_impl(impl("vendor.acme", "kernels:silu"))
+    manager.ensure_built()
+    answers: list[Any] = []
+
+    def call() -> None:
+        world.importing.wait(10)
+        answers.append(manager.get_op("silu_and_mul")(X))
+
+    threads = [
+        threading.Thread(target=__import__, args=("kernels",), daemon=True),
+        threading.Thread(target=call, daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert answers == ["kernels"]
+
+
+def test_no_lock_of_ours_is_held_for_ever_in_a_forked_child() -> None:
+    held, leave = threading.Barrier(2), threading.Event()
+
+    def hold() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in list(locks._locks):
+                stack.enter_context(lock)
+            held.wait()
+            leave.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        with contextlib.ExitStack() as stack:
+            for lock in list(locks._locks):
+                stack.enter_context(lock)
+            os._exit(0)
+    leave.set()
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_block_that_forks_under_a_lock_ends_in_both_processes() -> None:
+    lock = ForkLock()
+    with lock:
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0

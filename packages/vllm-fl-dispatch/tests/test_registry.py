@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,14 +17,16 @@ from vllm_fl_dispatch import (
     ContractError,
     DuplicateError,
     OpImpl,
+    OpManager,
     OpRegistry,
     OpSpec,
+    SelectionPolicy,
     UnknownOp,
     Verdict,
 )
 from vllm_fl_dispatch.ops import SPECS
 
-from .conftest import impl
+from .conftest import impl, source
 
 
 @pytest.fixture
@@ -154,3 +157,82 @@ def test_a_load_that_returns_no_function_says_so(make_manager: Any) -> None:
     assert manager.get_op("silu_and_mul")(torch.ones(2, 8)) == "reference.torch"
     (failure,) = manager.failures.all()
     assert "must be a function without arguments that returns the implementation" in failure.error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "vendor"),
+        ("priority", "high"),
+        ("max_numel", "10"),
+        ("mutates", "x"),
+        ("vendor", 3),
+        ("impl_id", None),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_an_error_where_it_is_written(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field}= must be"):
+        replace(impl("vendor.acme"), **{field: value})
+
+
+def test_no_backend_is_called_as_vllms_own_layers_are() -> None:
+    with pytest.raises(ValueError, match="stands for vLLM's own layers"):
+        replace(impl("vendor.acme"), impl_id="stock")
+
+
+def test_only_what_overwrites_has_a_function_that_does_not() -> None:
+    with pytest.raises(ValueError, match="load_functional= is for one that mutates="):
+        impl("vendor.acme", load_functional=lambda: print)
+
+
+def test_one_id_with_other_limits_is_an_error(registry: OpRegistry) -> None:
+    first = impl("vendor.acme")
+    registry.register_impl(first)
+    with pytest.raises(DuplicateError, match=r"twice with different priority, max_numel: by"):
+        registry.register_impl(replace(first, priority=7, max_numel=8))
+
+
+def test_a_function_need_not_be_hashable(make_manager: Any) -> None:
+    @dataclass
+    class Kernel:
+        scale: float = 2.0
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.scale
+
+    manager = make_manager(impl("vendor.acme", Kernel()))
+    assert manager.get_op("silu_and_mul")(torch.ones(2, 4)).eq(2).all()
+
+
+def test_an_answer_that_is_a_pair_is_no_yes(make_manager: Any) -> None:
+    manager = make_manager(
+        impl("vendor.acme", available=lambda: (False, "no device")), impl("reference.torch")
+    )
+    resolution = manager.resolve("silu_and_mul")
+    assert resolution.selected.impl_id == "reference.torch"
+    assert "neither a Verdict nor a boolean" in resolution.table()
+
+
+def test_what_others_register_while_a_plugin_loads_stays(module: Any) -> None:
+    module(
+        "slow",
+        """
+        from vllm_fl_dispatch import BackendImplKind, OpImpl
+
+        def register(registrar):
+            own = OpImpl("silu_and_mul", "vendor.slow", BackendImplKind.VENDOR, print, "slow")
+            registrar.add(own)
+            manager.registry.register_impl(meanwhile)
+            registrar.add(same_id)
+        """,
+    )
+    import slow  # type: ignore[import-not-found]  # written above
+
+    manager = slow.manager = OpManager(SelectionPolicy(), [source("slow")])
+    slow.meanwhile, slow.same_id = impl("vendor.user"), impl("vendor.user")
+    manager.ensure_built()
+    found = {i.impl_id: i for i in manager.registry.impls("silu_and_mul")}
+    assert set(found) == {"vendor.slow", "vendor.user"}
+    assert found["vendor.user"] is slow.meanwhile
+    (refusal,) = manager.registry.snapshot().refusals
+    assert refusal.what == "silu_and_mul[vendor.user]"

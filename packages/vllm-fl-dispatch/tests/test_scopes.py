@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -175,3 +176,25 @@ def test_an_open_scope_does_not_disturb_a_compilation_in_another_thread(op: Any)
         thread.start()
         thread.join()
     assert result[0].eq(3).all()
+
+
+def test_a_name_that_a_scope_brings_is_checked(
+    default_manager: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = default_manager(impl("vendor.acme"))
+    with caplog.at_level(logging.WARNING), fl.with_denied_vendors("acmee"):
+        assert "scope: unknown vendor 'acmee'" in caplog.text
+    strict = SelectionPolicy(strict=True, per_op_order={"silu_and_mull": ("reference",)})
+    with pytest.raises(fl.PolicyError, match="silu_and_mull"), fl.policy_context(strict):
+        pass
+    assert manager.get_op("silu_and_mul")(torch.ones(2, 8)) == "vendor.acme"
+
+
+def test_vendors_that_were_denied_before_keep_their_origin(default_manager: Any) -> None:
+    policy = SelectionPolicy().with_values("environment", deny_vendors=frozenset({"acme"}))
+    default_manager(impl("vendor.acme"), impl("vendor.zeta"), policy=policy)
+    with fl.with_denied_vendors("zeta"):
+        found = fl.get_policy()
+    assert found.deny_vendors == {"acme", "zeta"}
+    assert found.origin_of("deny_vendors.acme") == "environment"
+    assert found.origin_of("deny_vendors.zeta") == "scope"

@@ -411,3 +411,14 @@ def test_reports_and_the_command_show_what_deviates(
     assert "(unknown, eager)" in narrow
     (heads,) = (line.split() for line in narrow.splitlines() if line.strip().startswith("process"))
     assert heads == ["process", "operator", "implementation", "mode", "layers", "calls"]
+
+
+def test_a_shadow_that_cannot_be_loaded_fails_no_model(shadowed: Any) -> None:
+    manager = shadowed(
+        impl("vendor.broken", load="no_such_library:make"),
+        impl("reference.torch", lambda x: x[..., ::2]),
+        shadow="silu_and_mul=impl:vendor.broken",
+    )
+    order = {"silu_and_mul": ("reference",)}
+    manager.set_policy(SelectionPolicy(strict=True, per_op_order=order))
+    assert manager.get_op("silu_and_mul")(torch.ones(2, 4)).shape == (2, 2)

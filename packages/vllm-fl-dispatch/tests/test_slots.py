@@ -109,8 +109,7 @@ def test_slots_are_made_while_nobody_goes_through_them(make_manager: Any) -> Non
     made: list[Any] = []
 
     def make() -> None:
-        for _ in range(500):
-            made.append(manager.new_slot(spec))
+        made.extend(manager.new_slot(spec) for _ in range(500))
 
     thread = threading.Thread(target=make)
     thread.start()

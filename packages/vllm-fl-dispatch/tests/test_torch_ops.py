@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_fl_dispatch import SelectionPolicy
+from vllm_fl_dispatch import NoImplementation, OpNotSupported, SelectionPolicy
 from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.torch_ops import opaque
 
@@ -96,36 +96,65 @@ def test_the_functional_operator_changes_no_argument(mutating: Any) -> None:
         assert normed.is_contiguous()
 
 
-def test_the_mutating_twin_overwrites_whole_tensors_when_compiled(mutating: Any) -> None:
-    call = opaque(mutating, SPEC["fused_add_rms_norm"], inplace=True)
-
-    def layers(x: Any, residual: Any) -> Any:
-        for _ in range(3):
-            x, residual = call(x, residual, None, 1e-6)
-        return x, residual
-
-    compiled = torch.compile(layers, fullgraph=True, options=VLLM_INDUCTOR)
-    expected = layers(torch.ones(4, 8), torch.ones(4, 8))
-    found = compiled(torch.ones(4, 8), torch.ones(4, 8))
-    assert [t[0, 0].item() for t in found] == [t[0, 0].item() for t in expected] == [36.0, 18.0]
+SHAPES_OF_ARGUMENTS = {
+    "whole": lambda x, w: ((x @ w).relu(), (x @ w).exp()),
+    "columns": lambda x, w: ((x * 3)[..., :8], (x @ w).float()[..., :8]),
+    "halves": lambda x, w: (x.sin().chunk(2, -1)[1], x.exp().chunk(2, -1)[1]),
+    "rows": lambda x, w: (torch.cat([x, x])[:4] * 2, torch.stack([x, x * 2]).exp().unbind()[0]),
+}
 
 
-def test_the_twin_serves_an_implementation_that_makes_new_tensors(make_manager: Any) -> None:
+@pytest.mark.parametrize("shape", SHAPES_OF_ARGUMENTS)
+@pytest.mark.parametrize("functional", [False, True])
+def test_an_in_place_kernel_gives_the_numbers_of_eager_code_whatever_it_is_given(
+    make_manager: Any, shape: str, functional: bool
+) -> None:
+    def apart(x: Any, residual: Any, weight: Any, epsilon: float) -> Any:
+        total = (x + residual).contiguous()
+        return total * 2, total
+
+    more = {"load_functional": lambda: apart} if functional else {}
+    mutates = ("x", "residual")
     manager = make_manager(
-        impl(
-            "reference.torch",
-            lambda x, residual, weight, epsilon: (x * 2, x + residual),
-            op="fused_add_rms_norm",
-        )
+        impl("vendor.inplace", in_place, op="fused_add_rms_norm", mutates=mutates, **more)
     )
-    x, residual = torch.full((2, 8), 3.0), torch.full((2, 8), 4.0)
-    normed, total = opaque(manager, SPEC["fused_add_rms_norm"], inplace=True)(
-        x, residual, None, 1e-6
+    add = opaque(manager, SPEC["fused_add_rms_norm"])
+
+    def model(call: Any) -> Any:
+        def forward(x: Any, w: Any) -> Any:
+            first, residual = SHAPES_OF_ARGUMENTS[shape](x, w)
+            for _ in range(3):
+                first, residual = call(first, residual, None, 1e-6)
+                first = first * 0.25
+            return first, residual
+
+        return forward
+
+    x, w = torch.randn(4, 16), torch.randn(16, 16)
+    expected = model(apart)(x, w)
+    compiled = torch.compile(model(add), fullgraph=True, options=VLLM_INDUCTOR)
+    for found, wanted in zip(compiled(x, w), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_behind_an_opaque_operator_the_reference_stands_for_stock(make_manager: Any) -> None:
+    def declines(x: Any) -> Any:
+        if len(x) > 4:
+            raise OpNotSupported("at most 4 rows")
+        return x[..., ::2] * 2
+
+    policy = SelectionPolicy(per_op_order={"silu_and_mul": ("vendor:acme", "stock")})
+    manager = make_manager(
+        impl("vendor.acme", declines),
+        impl("reference.torch", lambda x: x[..., ::2] * 3),
+        policy=policy,
     )
-    assert normed is x
-    assert total is residual
-    assert x.eq(6).all()
-    assert residual.eq(7).all()
+    call = opaque(manager, SPEC["silu_and_mul"])
+    assert call(torch.ones(2, 8)).eq(2).all()
+    assert call(torch.ones(5, 8)).eq(3).all()
+    manager.set_policy(SelectionPolicy(per_op_order={"silu_and_mul": ("vendor:acme",)}))
+    with pytest.raises(NoImplementation, match="at most 4 rows"):
+        call(torch.ones(5, 8))
 
 
 def test_it_serves_what_the_compiled_section_says(make_manager: Any) -> None:

@@ -26,7 +26,15 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu_and_mul": ("activation", {}),
     "silu_and_mul_with_clamp": ("activation", {}),
     "rms_norm": ("normalization", {}),
-    "fused_add_rms_norm": ("normalization", {"mutates": ("x", "residual")}),
+    "fused_add_rms_norm": (
+        "normalization",
+        {
+            "mutates": ("x", "residual"),
+            "load_functional": (
+                "vllm_fl_cuda.impl.normalization:make_functional_fused_add_rms_norm"
+            ),
+        },
+    ),
     "rotary_embedding": ("rotary", {"mutates": ("query", "key")}),
     "topk_softmax": ("routing", {}),
     "grouped_topk": ("routing", {}),

@@ -64,14 +64,14 @@ class Chain:
 
     def call(self, *args: Any, **options: Any) -> Any:
         """Call the first candidate that may serve these arguments, and can."""
-        return self._run(args, options, {}, self._facts(*args, **options))
+        return self._run(args, options, {}, self._facts(*args, **options), {})
 
     def plain_call(self, *args: Any) -> Any:
         """The same for calls that leave every option at its default; costs less."""
         key = self._facts(*args)
         direct = self._direct.get(key)
         if direct is None:
-            return self._run(args, {}, {}, key)
+            return self._run(args, {}, {}, key, {})
         try:
             return direct.fn(*args)
         except Exception as error:  # noqa: BLE001  # as in `_run`
@@ -83,7 +83,8 @@ class Chain:
         """A candidate that stood in the handle itself raised: go on with the others, or raise."""
         remember = self._may_continue(error, failed, args, options, intact=not failed.mutated)
         failures = {failed: error if remember else None}
-        return self._run(args, options, failures, self._facts(*args, **options))
+        reasons = {} if remember else {failed.impl.impl_id: str(error) or "not this input"}
+        return self._run(args, options, failures, self._facts(*args, **options), reasons)
 
     def _run(
         self,
@@ -91,10 +92,11 @@ class Chain:
         options: dict[str, Any],
         failed: dict[Candidate, Exception | None],
         key: Hashable,
+        reasons: dict[str, str],
     ) -> Any:
-        """Call the candidates in order until one answers; `failed` ones have been tried."""
+        """Call the candidates in order until one answers; `failed` ones have been tried, and
+        `reasons` has what some said."""
         first_error = next((error for error in failed.values() if error is not None), None)
-        reasons: dict[str, str] = {}
         for candidate in self._plan(key, args, options):
             if candidate in failed:
                 continue

@@ -25,7 +25,8 @@ class Implementations:
     def __init__(self, failures: FailureMemory) -> None:
         self._failures = failures
         self._verdicts: dict[tuple[str, str, str], Verdict] = {}
-        self._loaded: dict[tuple[str, str], Call] = {}
+        #: (operator, impl_id, does it overwrite its arguments?) -> the function
+        self._loaded: dict[tuple[str, str, bool], Call] = {}
         self._tried: dict[tuple[str, str, str], str | None] = {}
 
     def ask(self, question: str, impl: OpImpl) -> Verdict:
@@ -80,7 +81,7 @@ class Implementations:
             ImplementationFailed: it cannot, and the policy is strict.
             whatever loading raised, where that was not its fault: memory ran out, say.
         """
-        where = (impl.op_name, impl.impl_id)
+        where = (impl.op_name, impl.impl_id, bool(impl.mutates))
         if where not in self._loaded:
             try:
                 fn = _function_of(impl)
@@ -112,7 +113,11 @@ class Implementations:
             failure = None
             try:
                 args, options = lowered(spec, fn, args, options)
-                fn(*args, **options)
+                # Without an option that it lacks the call looks otherwise.
+                verdict = impl.verdict_on(spec.query(*args, **options))
+                failure = None if verdict else verdict.reason
+                if verdict:
+                    fn(*args, **options)
             except Exception as error:  # noqa: BLE001  # judged in the next line
                 if may_continue(error, impl, strict=strict, inputs_intact=True):
                     self._failures.add(impl, key, error)

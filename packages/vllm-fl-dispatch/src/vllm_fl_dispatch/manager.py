@@ -175,6 +175,7 @@ class OpManager:
         query: Query | None = None,
         policy: SelectionPolicy | None = None,
         stock: bool = False,
+        opaque: bool = False,
         refused: Mapping[str, str] | None = None,
         numel: int | None = None,
     ) -> Resolution:
@@ -184,6 +185,7 @@ class OpManager:
             query: what is known about the call; None asks without arguments.
             policy: by default the one in force here.
             stock: is it asked for a layer, for which vLLM's own code is a candidate?
+            opaque: is it asked for an opaque operator, behind which it cannot be one?
             refused: impl_id -> why it failed when it was tried for this query.
             numel: elements of the largest input, where known.
 
@@ -200,7 +202,7 @@ class OpManager:
         if stock:
             facts = replace(facts, left_alone=_left_alone(spec, policy))
             impls = (*impls, own_layer(op_name))
-        resolution = resolve(spec, impls, policy, facts)
+        resolution = resolve(spec, impls, policy, replace(facts, opaque=opaque))
         if resolution.note:
             warning_once(logger, resolution.note)
         return resolution

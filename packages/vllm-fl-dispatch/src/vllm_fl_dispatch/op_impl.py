@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from types import NoneType
 from typing import Any
 
@@ -18,7 +18,8 @@ logger = get_logger(__name__)
 _PLACE = re.compile(r"[\w.]+:[\w.]+")
 #: Fields of `OpImpl` that are called, and whether they may say where the function is.
 _FUNCTIONS = {
-    "fn": True, "load": True, "installed": False, "available": False, "supports": True,
+    "fn": True, "load": True, "load_functional": True,
+    "installed": False, "available": False, "supports": True,
 }  # fmt: skip
 
 
@@ -65,6 +66,9 @@ class OpImpl:
         priority: breaks ties inside a token; by default the priority of the kind.
         load: instead of `fn`: a function without parameters, or ``module:name``, that is called
             once, when first bound, and returns the function.
+        load_functional: where it `mutates`: as `load`, of a function that overwrites nothing. It is
+            called where the arguments must stay, as in compiled code; without it, the other one
+            runs on copies.
         installed: is the library there? Asked without importing it and without a device.
         available: can it run in this process? Must not initialise a device.
         supports: can it serve this query? Sees dtypes, sizes and options, never the token count.
@@ -88,6 +92,7 @@ class OpImpl:
     priority: int | None = None
     _: KW_ONLY
     load: Callable[[], Callable[..., Any]] | str | None = None
+    load_functional: Callable[[], Callable[..., Any]] | str | None = None
     installed: Callable[[], Verdict | bool] | None = None
     available: Callable[[], Verdict | bool] | None = None
     supports: Callable[[Query], Verdict | bool] | str | None = None
@@ -109,6 +114,8 @@ class OpImpl:
             raise ValueError(f"{name}: the id {self.impl_id!r} stands for vLLM's own layers")
         if (self.fn is None) == (self.load is None) and self.kind is not BackendImplKind.STOCK:
             raise ValueError(f"{name}: give exactly one of fn= (a function) and load= (returns it)")
+        if self.load_functional is not None and not self.mutates:
+            raise ValueError(f"{name}: load_functional= is for one that mutates= its arguments")
         if self.kind is BackendImplKind.VENDOR and not self.vendor:
             raise ValueError(f"{name}: an implementation of kind VENDOR needs vendor='<name>'")
         for field_name, may_be_named in _FUNCTIONS.items():
@@ -131,7 +138,15 @@ class OpImpl:
     @property
     def inlinable(self) -> bool:
         """May a compiler look into it in place of a call?"""
-        return self.traceable and not self.has_data_limits
+        return self.traceable and not (self.has_data_limits or self.mutates)
+
+    @property
+    def functional(self) -> OpImpl:
+        """Itself, or the record of its function that overwrites nothing."""
+        if self.load_functional is None:
+            return self
+        load = self.load_functional
+        return replace(self, fn=None, load=load, load_functional=None, mutates=())
 
     def answer(self, query: Query) -> Verdict:
         """What `supports` says, for tests; `verdict_on` is for servers.

@@ -37,8 +37,6 @@ class OpSpec:
             is nothing to compute.
         rows: names of the arguments with a row for each token; by default those of `data`.
         donates: names of the arguments that an implementation may overwrite in eager mode.
-        inplace_schema: schema of a mutating twin, ``<name>_``, for implementations that
-            overwrite whole tensors.
         group: the operator whose order and lists this one inherits.
         lower: option -> function that rewrites (args, options) so that an implementation
             without this option can serve the call.
@@ -68,7 +66,6 @@ class OpSpec:
     data: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     donates: tuple[str, ...] = ()
-    inplace_schema: str | None = None
     group: str | None = None
     lower: Mapping[str, Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]] = field(
         default_factory=dict

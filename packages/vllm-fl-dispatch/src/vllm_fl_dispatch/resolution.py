@@ -46,6 +46,8 @@ class Facts:
         query: what is known about the call; None asks without arguments.
         numel: elements of the largest input, where a hypothetical call is asked about.
         batch_invariant: vLLM runs in batch-invariant mode.
+        opaque: it is asked for an opaque operator of compiled code, where `stock` stands for the
+            reference, which equals what vLLM compiles.
         left_alone: why the layers of the operator stay vLLM's, where `stock` is a candidate and
             no order is looked at.
     """
@@ -56,6 +58,7 @@ class Facts:
     query: Query | None = None
     numel: int | None = None
     batch_invariant: bool = False
+    opaque: bool = False
     left_alone: str | None = None
 
 
@@ -142,6 +145,8 @@ def resolve(
     order, origin = policy.order_for(spec.name, spec.group)
     if isinstance(spec, SelectorSpec) and spec.name not in policy.per_op_order:
         order = tuple(dict.fromkeys(("stock", *order)))
+    if facts.opaque:
+        order = tuple(dict.fromkeys("reference" if t == "stock" else t for t in order))
     impls = sorted(candidates, key=lambda impl: (impl.priority, impl.impl_id), reverse=True)
     first, note = [_decide_one(impl, policy, facts, order, spec.names) for impl in impls], ""
     inherited = spec.group in policy.per_op_order and spec.name not in policy.per_op_order

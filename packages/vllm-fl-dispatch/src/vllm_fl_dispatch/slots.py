@@ -133,6 +133,7 @@ class Slot:
                 query=self.query,
                 policy=self._policy(),
                 stock=self.stock is not None,
+                opaque=self.mode == "opaque",
                 refused=self.refused,
             )
             candidates = []
@@ -145,6 +146,7 @@ class Slot:
                 return resolution, tuple(candidates)
 
     def _candidate(self, impl: OpImpl) -> Candidate | None:
+        impl = impl if self.donate else impl.functional
         if impl.kind is BackendImplKind.STOCK:
             fn = self.stock
         else:
@@ -158,7 +160,7 @@ class Slot:
             )
             self._called[key] = (fn, answering_empty(self.spec, impl, counted))
         called = self._called[key][1]
-        known = next((c for c in self._candidates if c.impl is impl and c.fn is called), None)
+        known = next((c for c in self._candidates if c.impl == impl and c.fn is called), None)
         return known or Candidate.of(self.spec, impl, fn, called)
 
     def _functions(self, chain: Chain) -> tuple[Call, Call]:

@@ -1,20 +1,19 @@
 """Opaque torch operators, ``torch.ops.vllm_fl.<op>``: dispatch that compiled code calls.
 
 They are functional: fresh outputs, no argument changed, no alias. vLLM switches
-auto-functionalization v2 off, and then a mutating operator on split views costs clones or gives
-wrong numbers. The one exception is the mutating twin of `fused_add_rms_norm`, which layers choose
-for implementations that overwrite whole tensors.
+auto-functionalization v2 off, and then a mutating operator on views costs clones or gives wrong
+numbers. Implementations that overwrite their arguments run on copies, or have a function that
+does not (`OpImpl.load_functional`).
 
 `Library.define` and `impl`, not `torch.library.custom_op`: a fifth of the cost per call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.locks import ForkLock
 from vllm_fl_dispatch.op_spec import OpSpec
@@ -30,75 +29,35 @@ _lock = ForkLock()
 _slots: dict[str, Slot] = {}
 
 
-def opaque(manager: OpManager, spec: OpSpec, *, inplace: bool = False) -> Call:
+def opaque(manager: OpManager, spec: OpSpec) -> Call:
     """A function with the contract's signature that calls the opaque operator.
-
-    Args:
-        inplace: the mutating twin, which overwrites and returns the donated arguments.
 
     Raises:
         ValueError: the specification has no torch schema.
     """
-    schema = spec.inplace_schema if inplace else spec.schema
-    if schema is None or spec.fake is None:
-        raise ValueError(f"{spec.name} has no {'in-place ' if inplace else ''}torch schema")
-    name = f"{spec.name}_" if inplace else spec.name
+    if spec.schema is None or spec.fake is None:
+        raise ValueError(f"{spec.name} has no torch schema")
     with _lock:
-        if name not in _slots:
-            _define(spec, name, schema, inplace)
-        slot = _slots.get(name)
+        if spec.name not in _slots:
+            _define(spec)
+        slot = _slots.get(spec.name)
         if slot is None or slot.manager is not manager or slot.spec is not spec:
-            _slots[name] = manager.new_slot(spec, donate=inplace, mode="opaque")
-    return _caller(spec, name, inplace)
-
-
-def _define(spec: OpSpec, name: str, schema: str, inplace: bool) -> None:
-    _library.define(name + schema)  # type: ignore[no-untyped-call]  # torch
-    body, fake = (_inplace if inplace else _functional)(spec, name)
-    _library.impl(name, body, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-
-
-def _functional(spec: OpSpec, name: str) -> tuple[Call, Call]:
-    pack, fake = spec.pack, spec.fake
-    assert fake is not None
-    if pack is None:
-        return (lambda *args, **options: _slots[name].call(*args, **options)), fake
-    return (
-        lambda *args, **options: pack(_slots[name].call(*args, **options)),
-        lambda *args, **options: pack(fake(*args, **options)),
-    )
-
-
-def _inplace(spec: OpSpec, name: str) -> tuple[Call, Call]:
-    donated = _donated(spec)
-
-    def body(*args: Any, **options: Any) -> None:
-        results = _slots[name].call(*args, **options)
-        # The implementation that served this call may have made new tensors.
-        for position, result in zip(donated, results, strict=True):
-            if args[position] is not result:
-                args[position].copy_(result)
-
-    return body, lambda *args, **options: None
-
-
-def _donated(spec: OpSpec) -> tuple[int, ...]:
-    names = positional_names(spec)
-    return tuple(names.index(name) for name in spec.donates)
-
-
-def _caller(spec: OpSpec, name: str, inplace: bool) -> Call:
-    op = getattr(getattr(torch.ops, NAMESPACE), name).default
+            _slots[spec.name] = manager.new_slot(spec, donate=False, mode="opaque")
+    op = getattr(getattr(torch.ops, NAMESPACE), spec.name).default
     unpack = spec.unpack
-    if inplace:
-        donated = _donated(spec)
-
-        def call_inplace(*args: Any, **options: Any) -> Any:
-            op(*args, **options)
-            return tuple(args[position] for position in donated)
-
-        return call_inplace
     if unpack is None:
         return op  # type: ignore[no-any-return]  # an OpOverload is a callable
     return lambda *args, **options: unpack(op(*args, **options))
+
+
+def _define(spec: OpSpec) -> None:
+    name, pack, fake = spec.name, spec.pack, spec.fake
+    assert fake is not None
+
+    def packed(call: Call) -> Call:
+        return call if pack is None else lambda *args, **options: pack(call(*args, **options))
+
+    body = packed(lambda *args, **options: _slots[name].call(*args, **options))
+    _library.define(f"{name}{spec.schema}")  # type: ignore[no-untyped-call]  # torch
+    _library.impl(name, body, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch
+    torch.library.register_fake(f"{NAMESPACE}::{name}", packed(fake), lib=_library)

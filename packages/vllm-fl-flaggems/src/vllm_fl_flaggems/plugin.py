@@ -32,7 +32,15 @@ OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
         {"installed": offers("silu_and_mul_with_clamp_out")},
     ),
     "rms_norm": ("normalization", {}),
-    "fused_add_rms_norm": ("normalization", {"mutates": ("x", "residual")}),
+    "fused_add_rms_norm": (
+        "normalization",
+        {
+            "mutates": ("x", "residual"),
+            "load_functional": (
+                "vllm_fl_flaggems.impl.normalization:make_functional_fused_add_rms_norm"
+            ),
+        },
+    ),
     "rotary_embedding": ("rotary", {}),
     "topk_softmax": ("routing", {}),
     "grouped_topk": ("routing", {}),
@@ -51,7 +59,7 @@ TRITON: dict[str, tuple[str, int, dict[str, Any]]] = {
     "silu_and_mul_with_clamp": ("gated", BEFORE, {}),
     "rotary_embedding": ("rotary", BEFORE, {}),
     "rms_norm": ("normalization", BEHIND, {}),
-    "fused_add_rms_norm": ("normalization", BEHIND, {"mutates": ("x", "residual")}),
+    "fused_add_rms_norm": ("normalization", BEHIND, {}),
 }
 
 

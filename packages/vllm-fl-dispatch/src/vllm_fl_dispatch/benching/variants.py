@@ -100,8 +100,7 @@ def variants(
             if mode == "eager":
                 found.append(Variant(candidate, mode, candidate.fn, _nothing))
             elif mode == "opaque" and spec.schema is not None:
-                inplace = bool(candidate.mutated) and spec.inplace_schema is not None
-                call = opaque(manager, spec, inplace=inplace)
+                call = opaque(manager, spec)
                 before = partial(_select, manager, candidate)
                 found.append(Variant(candidate, mode, call, before))
             elif mode == "compiled" and candidate.impl.inlinable:

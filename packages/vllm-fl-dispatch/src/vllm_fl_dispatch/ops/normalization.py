@@ -151,9 +151,6 @@ SPECS = (
             f"(Tensor x, Tensor residual, Tensor? weight, float epsilon, {_OPTIONS})"
             " -> (Tensor, Tensor)"
         ),
-        inplace_schema=(
-            f"(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float epsilon, {_OPTIONS}) -> ()"
-        ),
         fake=_two_like,
         facts=_add_facts,
         fact_names=(*FACT_NAMES, "residual_dtype"),

@@ -93,6 +93,8 @@ class Binder:
             if impl.kind is BackendImplKind.STOCK:
                 assert stock is not None
                 return self._stock(impl, stock)
+            # Compiled code must not overwrite what it goes on with.
+            impl = impl.functional if self._compiled else impl
             fn = manager.load(spec, impl)
             if fn is None:
                 continue
@@ -144,13 +146,12 @@ class Binder:
                 f"{spec.name}: a layer was built under a policy scope, which does not reach the "
                 "opaque operator of compiled code: that follows the policy of the process",
             )
-        inplace = bool(impl.mutates) and spec.inplace_schema is not None
         warning_once(
             logger,
             f"{spec.name}: {impl.impl_id} is called through an opaque operator in compiled code; "
             "vLLM's fusions that look for the native layer do not apply to it",
         )
-        return Bound(opaque(self._manager, spec, inplace=inplace), impl, "opaque")
+        return Bound(opaque(self._manager, spec), impl, "opaque")
 
     def _nothing_left(self, resolution: Resolution, own: OpImpl) -> OpImpl:
         if self._manager.current_policy().strict:

@@ -61,3 +61,17 @@ def make_fused_add_rms_norm() -> Call:
         return x, residual
 
     return fused_add_rms_norm
+
+
+def make_functional_fused_add_rms_norm() -> Call:
+    """`fused_add_rms_norm` in two kernels that overwrite nothing: less to move than copies of both
+    arguments would be."""
+    norm = make_rms_norm()
+
+    def fused_add_rms_norm(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = (x + residual).contiguous()
+        return norm(total, weight, epsilon), total
+
+    return fused_add_rms_norm

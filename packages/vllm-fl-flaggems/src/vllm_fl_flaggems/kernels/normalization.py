@@ -111,7 +111,7 @@ def make_rms_norm() -> Call:
 
 
 def make_fused_add_rms_norm() -> Call:
-    """`fused_add_rms_norm`, in place."""
+    """`fused_add_rms_norm`, to new tensors."""
 
     def fused_add_rms_norm(
         x: torch.Tensor,
@@ -122,11 +122,10 @@ def make_fused_add_rms_norm() -> Call:
         variance_size: int | None = None,
         weight_offset: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # It overwrites the copy of what is not contiguous, and not the caller's tensor.
         x, residual = x.contiguous(), residual.contiguous()
-        total = residual if residual.dtype == x.dtype else torch.empty_like(x)
+        out, total = torch.empty_like(x), torch.empty_like(x)
         if x.numel():
-            _launch(x, residual, weight, x, total, epsilon, variance_size, weight_offset)
-        return x, total
+            _launch(x, residual, weight, out, total, epsilon, variance_size, weight_offset)
+        return out, total
 
     return fused_add_rms_norm
