@@ -96,18 +96,20 @@ def ours(subject: Any, out: Any, *args: Any) -> Calls:
     import torch
 
     from vllm_fl_dispatch.testing.structure import manager_of
-    from vllm_fl_dispatch.torch_ops import opaque
+    from vllm_fl_dispatch.torch_ops import NAMESPACE, PLAIN, opaque, without_options
 
     manager, spec = manager_of(subject), subject.spec
     slot = manager.new_slot(spec, donate=False, mode="opaque")
-    operator = opaque(manager, spec)
+    opaque(manager, spec)
+    # What compiled code calls.
+    operator = getattr(getattr(getattr(torch.ops, NAMESPACE), spec.name), PLAIN)
     library = torch.library.Library("host_cost", "FRAGMENT")
-    library.define(f"{spec.name}{spec.schema}")
+    library.define(f"{spec.name}{without_options(spec.schema)}")
     library.impl(spec.name, lambda *_, **__: out, "CompositeExplicitAutograd")
     nothing = getattr(torch.ops.host_cost, spec.name).default
     return {
         "adapter": lambda: subject.fn(*args),
-        "dispatch": lambda: slot.call(*args),
+        "dispatch": lambda: slot.plain_call(*args),
         "operator": lambda: operator(*args),
         # Holds the library as well, without which the operator would be gone.
         "nothing": lambda keep=library: nothing(*args),

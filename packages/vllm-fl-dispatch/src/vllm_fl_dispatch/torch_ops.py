@@ -10,6 +10,7 @@ does not (`OpImpl.load_functional`).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
 
 NAMESPACE = "vllm_fl"
+#: The overload for calls that leave every keyword-only option at its default. Compiled code hands
+#: over all arguments that a schema has, and torch takes each of them apart.
+PLAIN = "plain"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 _lock = ForkLock()
 #: operator name -> the slot its body calls now; tests swap managers.
@@ -43,11 +47,7 @@ def opaque(manager: OpManager, spec: OpSpec) -> Call:
         slot = _slots.get(spec.name)
         if slot is None or slot.manager is not manager or slot.spec is not spec:
             _slots[spec.name] = manager.new_slot(spec, donate=False, mode="opaque")
-    op = getattr(getattr(torch.ops, NAMESPACE), spec.name).default
-    unpack = spec.unpack
-    if unpack is None:
-        return op  # type: ignore[no-any-return]  # an OpOverload is a callable
-    return lambda *args, **options: unpack(op(*args, **options))
+    return _caller(spec)
 
 
 def _define(spec: OpSpec) -> None:
@@ -57,7 +57,24 @@ def _define(spec: OpSpec) -> None:
     def packed(call: Call) -> Call:
         return call if pack is None else lambda *args, **options: pack(call(*args, **options))
 
-    body = packed(lambda *args, **options: _slots[name].call(*args, **options))
-    _library.define(f"{name}{spec.schema}")  # type: ignore[no-untyped-call]  # torch
-    _library.impl(name, body, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch
-    torch.library.register_fake(f"{NAMESPACE}::{name}", packed(fake), lib=_library)
+    schema = str(spec.schema)
+    for overload, its_schema, body in (
+        (name, schema, lambda *args, **options: _slots[name].call(*args, **options)),
+        (f"{name}.{PLAIN}", without_options(schema), lambda *args: _slots[name].plain_call(*args)),
+    ):
+        _library.define(f"{overload}{its_schema}")  # type: ignore[no-untyped-call]  # torch
+        _library.impl(overload, packed(body), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch
+        torch.library.register_fake(f"{NAMESPACE}::{overload}", packed(fake), lib=_library)
+
+
+def without_options(schema: str) -> str:
+    """A torch schema without its keyword-only arguments."""
+    return re.sub(r", \*,[^)]*", "", schema, count=1)
+
+
+def _caller(spec: OpSpec) -> Call:
+    overloads = getattr(getattr(torch.ops, NAMESPACE), spec.name)
+    full, plain, unpack = overloads.default, getattr(overloads, PLAIN), spec.unpack
+    if unpack is None:
+        return lambda *args, **options: full(*args, **options) if options else plain(*args)
+    return lambda *args, **options: unpack(full(*args, **options) if options else plain(*args))
