@@ -102,7 +102,8 @@ def ours(subject: Any, out: Any, *args: Any) -> Calls:
     slot = manager.new_slot(spec, donate=False, mode="opaque")
     opaque(manager, spec)
     # What compiled code calls.
-    operator = getattr(getattr(getattr(torch.ops, NAMESPACE), spec.name), PLAIN)
+    overloads = getattr(getattr(torch.ops, NAMESPACE), spec.name)
+    operator = getattr(overloads, PLAIN, overloads.default)
     library = torch.library.Library("host_cost", "FRAGMENT")
     library.define(f"{spec.name}{without_options(spec.schema)}")
     library.impl(spec.name, lambda *_, **__: out, "CompositeExplicitAutograd")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm_fl_dispatch.contracts import option_defaults
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.locks import ForkLock
 from vllm_fl_dispatch.op_spec import OpSpec
@@ -57,14 +58,16 @@ def _define(spec: OpSpec) -> None:
     def packed(call: Call) -> Call:
         return call if pack is None else lambda *args, **options: pack(call(*args, **options))
 
-    schema = str(spec.schema)
-    for overload, its_schema, body in (
-        (name, schema, lambda *args, **options: _slots[name].call(*args, **options)),
-        (f"{name}.{PLAIN}", without_options(schema), lambda *args: _slots[name].plain_call(*args)),
-    ):
-        _library.define(f"{overload}{its_schema}")  # type: ignore[no-untyped-call]  # torch
+    def define(overload: str, schema: str, body: Call) -> None:
+        _library.define(f"{overload}{schema}")  # type: ignore[no-untyped-call]  # torch
         _library.impl(overload, packed(body), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch
         torch.library.register_fake(f"{NAMESPACE}::{overload}", packed(fake), lib=_library)
+
+    schema = str(spec.schema)
+    define(name, schema, lambda *args, **options: _slots[name].call(*args, **options))
+    if option_defaults(spec):
+        plain = f"{name}.{PLAIN}"
+        define(plain, without_options(schema), lambda *args: _slots[name].plain_call(*args))
 
 
 def without_options(schema: str) -> str:
@@ -74,7 +77,11 @@ def without_options(schema: str) -> str:
 
 def _caller(spec: OpSpec) -> Call:
     overloads = getattr(getattr(torch.ops, NAMESPACE), spec.name)
-    full, plain, unpack = overloads.default, getattr(overloads, PLAIN), spec.unpack
-    if unpack is None:
-        return lambda *args, **options: full(*args, **options) if options else plain(*args)
-    return lambda *args, **options: unpack(full(*args, **options) if options else plain(*args))
+    full = overloads.default
+    call = _either(full, getattr(overloads, PLAIN)) if option_defaults(spec) else full
+    unpack = spec.unpack
+    return call if unpack is None else lambda *args, **options: unpack(call(*args, **options))
+
+
+def _either(full: Call, plain: Call) -> Call:
+    return lambda *args, **options: (full if options else plain)(*args, **options)
