@@ -44,7 +44,7 @@ def carried(environ: Mapping[str, str] | None = None) -> SelectionPolicy | None:
     try:
         values = json.loads(text)
         origins = {name: f"{ORIGIN} ({origin})" for name, origin in values.pop("origins").items()}
-        return SelectionPolicy(**_typed(values), origins=origins)
+        return SelectionPolicy(**values, origins=origins)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PolicyError(
             f"{VARIABLE} is written by set_global_policy and not by hand: {error}"
@@ -55,16 +55,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return sorted(value) if isinstance(value, frozenset) else value
-
-
-def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists for what policies have as sets and tuples."""
-    typed = dict(values)
-    for name, value in values.items():
-        if name == "per_op_order":
-            typed[name] = {op: tuple(order) for op, order in value.items()}
-        elif name == "compiled":
-            typed[name] = _typed(value)
-        elif isinstance(value, list):
-            typed[name] = frozenset(value)
-    return typed
