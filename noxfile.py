@@ -74,9 +74,9 @@ def provision(session: nox.Session, what: Sequence[str], install: Callable[[], N
 
 def discard_others(session: nox.Session) -> None:
     """Remove the environments of other sessions: one at a time needs a third of the disk."""
-    mine = Path(session.virtualenv.location)
+    mine = Path(session.virtualenv.location).resolve()
     for marker in mine.parent.glob("*/pyvenv.cfg"):
-        if marker.parent not in (mine, Path(sys.prefix)):
+        if marker.parent not in (mine, Path(sys.prefix).resolve()):
             session.log(f"removing the environment {marker.parent.name}")
             shutil.rmtree(marker.parent)
 
