@@ -93,3 +93,16 @@ def test_the_kernel_may_still_decline(make_manager: Any) -> None:
 
     manager = make_manager(impl("vendor.acme", declines, supports=wide), impl("reference.torch"))
     assert manager.get_op("silu_and_mul")(torch.ones(2, 32)) == "reference.torch"
+
+
+def test_what_runs_on_another_device_is_no_candidate(make_manager: Any) -> None:
+    here = impl("vendor.here", device_types=("cpu", "meta"))
+    there = impl("vendor.there", device_types=("cuda",), priority=200)
+    manager = make_manager(here, there)
+    known = Query("silu_and_mul", {"device": "cpu"})
+    resolution = manager.resolve("silu_and_mul", query=known)
+    assert resolution.selected is here
+    assert "it runs on cuda, the call is on cpu" in resolution.table()
+    assert manager.resolve("silu_and_mul").selected is there
+    layer = manager.new_slot(manager.registry.spec("silu_and_mul"), query=known)
+    assert layer.call(torch.ones(2, 8)) == "vendor.here"

@@ -44,7 +44,7 @@ class Candidate:
         for name in self.missing & set(options):
             if options[name] != defaults[name] and name not in self.spec.lower:
                 return f"has no option {name}"
-        if self.impl.supports is None:
+        if self.impl.supports is None and not self.impl.device_types:
             return None
         args, options = lower(self.spec, self.missing, args, options)
         query = self.spec.query(*args, **options)

@@ -32,6 +32,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "priority": ((int, NoneType), "a whole number"),
     "max_numel": ((int, NoneType), "a whole number"),
     "mutates": ((tuple, list), "a tuple of names, such as ('x',)"),
+    "device_types": ((tuple, list), "a tuple of device types, such as ('cuda',)"),
 }
 
 
@@ -71,6 +72,7 @@ class OpImpl:
             runs on copies.
         installed: is the library there? Asked without importing it and without a device.
         available: can it run in this process? Must not initialise a device.
+        device_types: types of the torch devices it runs on, such as ``("cuda",)``; none: any.
         supports: can it serve this query? Sees dtypes, sizes and options, never the token count.
             A function, or ``module:name``, imported when first asked.
         needs_contiguous: serves calls all of whose tensors are contiguous, weights included;
@@ -95,6 +97,7 @@ class OpImpl:
     load_functional: Callable[[], Callable[..., Any]] | str | None = None
     installed: Callable[[], Verdict | bool] | None = None
     available: Callable[[], Verdict | bool] | None = None
+    device_types: tuple[str, ...] = ()
     supports: Callable[[Query], Verdict | bool] | str | None = None
     needs_contiguous: bool = False
     max_numel: int | None = None
@@ -149,19 +152,22 @@ class OpImpl:
         return replace(self, fn=None, load=load, load_functional=None, mutates=())
 
     def answer(self, query: Query) -> Verdict:
-        """What `supports` says, for tests; `verdict_on` is for servers.
+        """What `device_types` and `supports` say, for tests; `verdict_on` is for servers.
 
         Raises:
             TypeError: it answers neither a verdict nor a boolean.
             Exception: whatever `supports` raises.
         """
+        device = query.device_type
+        if self.device_types and device is not None and device not in self.device_types:
+            return Verdict.no(f"it runs on {', '.join(self.device_types)}, the call is on {device}")
         if self.supports is None:
             return Verdict.yes()
         return Verdict.of(function(self.supports)(query), f"does not support {query}")
 
     def verdict_on(self, query: Query) -> Verdict:
-        """What `supports` says. Where it raises, that is a no, with a warning: one plugin's fault
-        stays its own."""
+        """What `answer` says. Where `supports` raises, that is a no, with a warning: one plugin's
+        fault stays its own."""
         try:
             return self.answer(query)
         # It may forget that a fact can be unknown, or import what is not there.
