@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_fl_dispatch import OpManager, PolicyError
-from vllm_fl_dispatch.vllm import ranks
+from vllm_fl_dispatch.vllm import compat_ranks, ranks
 from vllm_fl_dispatch.vllm.compat_ranks import Group
 from vllm_fl_dispatch.vllm.summary import NOTHING, summary
 
@@ -66,6 +68,26 @@ def test_a_rank_that_says_nothing_is_named(make_manager: Callable[..., OpManager
         assert isinstance(error, ranks.RankError)
         assert "rank 1 of group tp:0" in str(error)
         assert "Is vllm-fl installed there" in str(error)
+
+
+def test_groups_that_vllm_calls_the_same_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed
+
+    store = torch.distributed.HashStore()
+    state: Any = ModuleType("vllm.distributed.parallel_state")
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+    names = set()
+    # What vLLM says in each process of two pipeline stages of two ranks.
+    for members, rank in (([0, 1], 0), ([0, 1], 1), ([2, 3], 0), ([2, 3], 1)):
+        group = SimpleNamespace(unique_name="tp:0", ranks=members, rank_in_group=rank, world_size=2)
+        state.get_tp_group = lambda group=group: group
+        found = compat_ranks.tensor_parallel_group()
+        assert found.store is store
+        names.add(found.name)
+    assert names == {"tp:0 of ranks 0,1", "tp:0 of ranks 2,3"}
 
 
 def test_what_layers_were_bound_to_counts(make_manager: Callable[..., OpManager]) -> None:
