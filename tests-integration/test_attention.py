@@ -14,7 +14,15 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy, api
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    OpImpl,
+    OpManager,
+    Query,
+    SelectionPolicy,
+    Verdict,
+    api,
+)
 from vllm_fl_dispatch.errors import NoImplementation, RequestError
 from vllm_fl_dispatch.vllm import attention, compat, compat_attention
 from vllm_fl_dispatch.vllm.plugin import activate
@@ -65,6 +73,7 @@ def choose() -> Choose:
         explicit: Any = None,
         own: Any = None,
         order: str = "vendor|reference",
+        supports: Any = None,
         **facts: Any,
     ) -> str:
         policy = SelectionPolicy.from_dict(per_op_order={attention.NAME: order})
@@ -75,7 +84,14 @@ def choose() -> Choose:
         if vendor is not None:
             kind = BackendImplKind.VENDOR
             impls.append(
-                OpImpl(attention.NAME, "vendor.acme", kind, lambda *_, **__: vendor, "acme")
+                OpImpl(
+                    attention.NAME,
+                    "vendor.acme",
+                    kind,
+                    lambda *_, **__: vendor,
+                    "acme",
+                    supports=supports,
+                )
             )
         manager.registry.register_many(impls)
         return attention.choose(manager, explicit, request(**facts), own)
@@ -102,6 +118,17 @@ def test_requests_find_their_class(choose: Choose) -> None:
     assert choose() == DENSE
     assert choose(has_sink=True, has_sliding_window=True, attn_type="encoder_only") == DENSE
     assert choose(use_mla=True, head_size=576) == MLA
+
+
+def test_the_device_of_the_platform_is_part_of_the_request(choose: Choose) -> None:
+    asked = []
+
+    def supports(query: Query) -> Verdict:
+        asked.append(query.device_type)
+        return Verdict.no("another device")
+
+    assert choose(MLA, supports=supports) == DENSE
+    assert set(asked) == {"cpu"}
 
 
 def test_what_cannot_serve_falls_through(choose: Choose) -> None:

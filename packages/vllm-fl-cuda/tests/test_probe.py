@@ -72,6 +72,19 @@ def test_every_operator_is_registered_as_the_vendor_cuda() -> None:
         assert (impl.impl_id, impl.vendor, impl.priority) == ("vendor.cuda", "cuda", 100)
 
 
+def test_a_cpu_platform_on_a_machine_with_a_device_gets_none_of_it() -> None:
+    manager = OpManager(SelectionPolicy(), sources=())
+    manager.ensure_built()
+    plugin.vllm_fl_register_ops(Registrar(manager.registry, Origin("vllm-fl-cuda")))
+    partial = [op for op, (module, _) in plugin.OPERATORS.items() if module in plugin.PARTIAL]
+    for op in ("attention_backend", *partial):
+        (impl,) = manager.registry.impls(op)
+        facts = {"bias_dtype": "any"}
+        assert impl.answer(Query(op, {**facts, "device": "cuda"})), op
+        verdict = impl.answer(Query(op, {**facts, "device": "cpu"}))
+        assert verdict.reason == "it runs on cuda, the call is on cpu", op
+
+
 def test_what_is_not_known_yet_is_no_objection() -> None:
     assert normalization.supports(Query("rms_norm", {"dtype": None, "weight_dtype": None}))
     assert rotary.supports(Query("rotary_embedding", {}))

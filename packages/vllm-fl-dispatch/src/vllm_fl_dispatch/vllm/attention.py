@@ -46,6 +46,7 @@ def choose(
     if explicit is not None and not compat_attention.is_free_custom(explicit):
         return own() if own is not None else _honoured(explicit, request)
     facts = {fact: getattr(request, fact, None) for fact in ATTENTION_BACKEND.fact_names}
+    facts["device"] = compat.device_type()
     query = Query(NAME, facts)
     objection = ATTENTION_BACKEND.objection(query)
     if objection is not None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from vllm_fl_dispatch import Query, Verdict
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_flaggems.impl.limits import known_dtype
+from vllm_fl_flaggems.impl.limits import on_known_ground
 
 #: A row stands in the registers of one program.
 MAX_ROW = 32768
@@ -25,7 +25,7 @@ def supports(query: Query) -> Verdict:
     width = query.last_dim
     if width is not None and width > MAX_ROW:
         return Verdict.no(f"rows of {width} elements, at most {MAX_ROW} fit its registers")
-    return known_dtype(query)
+    return on_known_ground(query)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton is untyped
