@@ -31,8 +31,13 @@ def make_rms_norm() -> Call:
     def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         if weight is None and not weightless:
             raise OpNotSupported(_NEEDS_WEIGHT)
-        x, weight = x.contiguous(), without_gaps(weight)
-        out = torch.empty_like(x)
+        weight = without_gaps(weight)
+        if x.is_contiguous():
+            out = torch.empty_like(x)
+        else:
+            # Rows may lie anywhere: heads between those of others. Not in vLLM's build for the CPU.
+            x = x if x.stride(-1) == 1 and not x.is_cpu else x.contiguous()
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if x.dim() == 1:  # the kernel asks for the stride of a second dimension
             op(out[None], x[None], weight, epsilon)
         elif out.numel():

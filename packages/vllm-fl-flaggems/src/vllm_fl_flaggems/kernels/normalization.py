@@ -35,7 +35,9 @@ def _norm(
     weight,
     out,
     total,
-    x_row,
+    heads,
+    x_token,
+    x_head,
     width,
     variance_size,
     epsilon,
@@ -45,9 +47,11 @@ def _norm(
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
+    # A token has several rows where they are heads that lie between others, as in a product qkv.
+    x += row // heads * x_token + row % heads * x_head
     column = tl.arange(0, BLOCK)
     mask = column < width
-    wide = tl.load(x + row * x_row + column, mask=mask, other=0.0).to(tl.float32)
+    wide = tl.load(x + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         wide += tl.load(residual + row * width + column, mask=mask, other=0.0).to(tl.float32)
         tl.store(total + row * width + column, wide.to(total.dtype.element_ty), mask=mask)
@@ -77,7 +81,7 @@ def _launch(
         x if weight is None else weight.contiguous(),
         out,
         total,
-        x.stride(0) if x.dim() == 2 else width,
+        *_places(x),
         width,
         width if variance_size is None else variance_size,
         epsilon,
@@ -87,6 +91,13 @@ def _launch(
         BLOCK=block,
         num_warps=min(max(block // 512, 4), 16),
     )
+
+
+def _places(x: torch.Tensor) -> tuple[int, int, int]:
+    """Rows of a token, and the strides of tokens and of rows."""
+    if x.dim() == 3:
+        return x.shape[1], x.stride(0), x.stride(1)
+    return 1, x.stride(0) if x.dim() == 2 else x.shape[-1], 0
 
 
 def make_rms_norm() -> Call:
@@ -100,7 +111,7 @@ def make_rms_norm() -> Call:
         variance_size: int | None = None,
         weight_offset: float = 0.0,
     ) -> torch.Tensor:
-        if x.dim() != 2 or x.stride(1) != 1:
+        if x.dim() not in (2, 3) or x.stride(-1) != 1:
             x = x.contiguous()
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if out.numel():
