@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+from vllm.platforms import current_platform
 from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -192,6 +193,37 @@ def test_a_stock_platform_decides_what_is_left_to_it(choose: Choose) -> None:
     assert choose(own=lambda: own, explicit=AttentionBackendEnum.CPU_ATTN) == own
     assert choose(own=lambda: own) == DENSE
     assert choose(own=lambda: own, explicit=AttentionBackendEnum.CUSTOM) == DENSE
+
+
+def test_what_the_policy_leaves_to_a_stock_platform_is_no_business_of_ours(choose: Choose) -> None:
+    assert choose(own=lambda: "own.Class", order="stock", use_sparse=True) == "own.Class"
+
+
+def test_custom_stands_for_the_selector_without_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = compat.platform_class()
+    monkeypatch.setattr(attention, "_installed", set())
+    monkeypatch.setattr(platform, "get_attn_backend_cls", platform.get_attn_backend_cls)
+    monkeypatch.setattr(api, "_default", OpManager(SelectionPolicy()))
+    activate()
+
+    def chosen(explicit: Any) -> str:
+        return str(current_platform.get_attn_backend_cls(explicit, request(), num_heads=8))
+
+    assert chosen(None) == STOCK
+    assert chosen(AttentionBackendEnum.CUSTOM) == DENSE
+
+
+def test_a_choice_that_a_stock_platform_ignores_is_told(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(attention, "warning_once", lambda _, text: said.append(text))
+    for explicit in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.TORCH_SDPA):
+        assert choose(own=lambda: STOCK, explicit=explicit) == STOCK
+    assert said == []
+    assert choose(own=lambda: STOCK, explicit=AttentionBackendEnum.TRITON_ATTN) == STOCK
+    (line,) = said
+    assert "--attention-backend TRITON_ATTN is not what this platform of vLLM uses" in line
 
 
 def test_a_marked_class_serves_a_stock_platform(
