@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+from vllm.platforms import current_platform
 from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy, api
+from vllm_fl_dispatch import (
+    BackendImplKind,
+    OpImpl,
+    OpManager,
+    Query,
+    SelectionPolicy,
+    Verdict,
+    api,
+)
 from vllm_fl_dispatch.errors import NoImplementation, RequestError
 from vllm_fl_dispatch.vllm import attention, compat, compat_attention
 from vllm_fl_dispatch.vllm.plugin import activate
@@ -65,6 +74,7 @@ def choose() -> Choose:
         explicit: Any = None,
         own: Any = None,
         order: str = "vendor|reference",
+        supports: Any = None,
         **facts: Any,
     ) -> str:
         policy = SelectionPolicy.from_dict(per_op_order={attention.NAME: order})
@@ -75,7 +85,14 @@ def choose() -> Choose:
         if vendor is not None:
             kind = BackendImplKind.VENDOR
             impls.append(
-                OpImpl(attention.NAME, "vendor.acme", kind, lambda *_, **__: vendor, "acme")
+                OpImpl(
+                    attention.NAME,
+                    "vendor.acme",
+                    kind,
+                    lambda *_, **__: vendor,
+                    "acme",
+                    supports=supports,
+                )
             )
         manager.registry.register_many(impls)
         return attention.choose(manager, explicit, request(**facts), own)
@@ -102,6 +119,17 @@ def test_requests_find_their_class(choose: Choose) -> None:
     assert choose() == DENSE
     assert choose(has_sink=True, has_sliding_window=True, attn_type="encoder_only") == DENSE
     assert choose(use_mla=True, head_size=576) == MLA
+
+
+def test_the_device_of_the_platform_is_part_of_the_request(choose: Choose) -> None:
+    asked = []
+
+    def supports(query: Query) -> Verdict:
+        asked.append(query.device_type)
+        return Verdict.no("another device")
+
+    assert choose(MLA, supports=supports) == DENSE
+    assert set(asked) == {"cpu"}
 
 
 def test_what_cannot_serve_falls_through(choose: Choose) -> None:
@@ -165,6 +193,37 @@ def test_a_stock_platform_decides_what_is_left_to_it(choose: Choose) -> None:
     assert choose(own=lambda: own, explicit=AttentionBackendEnum.CPU_ATTN) == own
     assert choose(own=lambda: own) == DENSE
     assert choose(own=lambda: own, explicit=AttentionBackendEnum.CUSTOM) == DENSE
+
+
+def test_what_the_policy_leaves_to_a_stock_platform_is_no_business_of_ours(choose: Choose) -> None:
+    assert choose(own=lambda: "own.Class", order="stock", use_sparse=True) == "own.Class"
+
+
+def test_custom_stands_for_the_selector_without_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = compat.platform_class()
+    monkeypatch.setattr(attention, "_installed", set())
+    monkeypatch.setattr(platform, "get_attn_backend_cls", platform.get_attn_backend_cls)
+    monkeypatch.setattr(api, "_default", OpManager(SelectionPolicy()))
+    activate()
+
+    def chosen(explicit: Any) -> str:
+        return str(current_platform.get_attn_backend_cls(explicit, request(), num_heads=8))
+
+    assert chosen(None) == STOCK
+    assert chosen(AttentionBackendEnum.CUSTOM) == DENSE
+
+
+def test_a_choice_that_a_stock_platform_ignores_is_told(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(attention, "warning_once", lambda _, text: said.append(text))
+    for explicit in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.TORCH_SDPA):
+        assert choose(own=lambda: STOCK, explicit=explicit) == STOCK
+    assert said == []
+    assert choose(own=lambda: STOCK, explicit=AttentionBackendEnum.TRITON_ATTN) == STOCK
+    (line,) = said
+    assert "--attention-backend TRITON_ATTN is not what this platform of vLLM uses" in line
 
 
 def test_a_marked_class_serves_a_stock_platform(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm_fl_cuda import schema
 from vllm_fl_cuda.impl import normalization
 from vllm_fl_cuda.plugin import OPERATORS, vllm_fl_register_ops
-from vllm_fl_dispatch import ContractError, OpManager, SelectionPolicy
+from vllm_fl_dispatch import ContractError, OpImpl, OpManager, Query, SelectionPolicy
 from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.registry import Registrar
 from vllm_fl_dispatch.testing import Subject, subjects
@@ -20,7 +21,7 @@ from vllm_fl_dispatch.types import Origin
 
 
 def loaded_subjects() -> list[Subject]:
-    """The backend's own implementations, told that they can run here."""
+    """The backend's own implementations, told that they can run here, and not what device it is."""
     current_platform.import_kernels()
     planned = OpManager(SelectionPolicy(), sources=())
     planned.ensure_built()
@@ -29,8 +30,15 @@ def loaded_subjects() -> list[Subject]:
     manager.ensure_built()
     for op in planned.registry.op_names():
         for impl in planned.registry.impls(op):
-            manager.registry.register_impl(replace(impl, available=None, installed=None))
+            manager.registry.register_impl(
+                replace(impl, available=None, installed=None, supports=anywhere(impl))
+            )
     return subjects(manager, impl_id="vendor.cuda")[0]
+
+
+def anywhere(impl: OpImpl) -> Any:
+    """What it supports, whatever the device."""
+    return lambda query: impl.answer(Query(query.op_name, {**query.facts, "device": None}))
 
 
 # Triton's experts need a device.
@@ -61,8 +69,9 @@ def test_case(subject: Subject, case: Case) -> None:
 def test_a_weight_of_another_dtype_is_declined() -> None:
     spec = next(subject.spec for subject in SUBJECTS if subject.spec.name == "rms_norm")
     x = torch.ones(2, 64, dtype=torch.bfloat16)
-    assert normalization.supports(spec.query(x, x[0], 1e-6))
-    verdict = normalization.supports(spec.query(x, x[0].float(), 1e-6))
+    facts = spec.query(x, x[0].float(), 1e-6).facts | {"device": "cuda"}
+    assert normalization.supports(Query(spec.name, {**facts, "weight_dtype": x.dtype}))
+    verdict = normalization.supports(Query(spec.name, facts))
     assert not verdict
     assert "torch.float32" in verdict.reason
 

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 import vllm_fl_dispatch as fl
 from vllm_fl_dispatch import BackendImplKind, OpImpl, SelectionPolicy, api
 from vllm_fl_dispatch.config.carried import carry
-from vllm_fl_dispatch.vllm import register
+from vllm_fl_dispatch.vllm import layers, register
 from vllm_fl_dispatch.vllm.layers import Dispatched
 from vllm_fl_dispatch.vllm.plugin import activate
 from vllm_fl_dispatch.vllm.replaceable import replaceable
@@ -128,6 +129,19 @@ LAYERS: dict[str, tuple[Callable[[], Any], Callable[[torch.dtype], tuple[Any, ..
     "rope-no-key": (
         make_rotary, lambda d: (torch.tensor([0, 3, 500]), rand(3, 4 * 64, dtype=d))
     ),
+    **{
+        f"rope-{name}": (
+            make_rotary,
+            lambda d, q=query, k=key: (
+                torch.tensor([[0, 3, 500], [7, 7, 9]]), rand(*q, dtype=d), rand(*k, dtype=d)
+            ),
+        )
+        for name, (query, key) in {
+            "batch": ((2, 3, 4 * 64), (2, 3, 128)),
+            "batch-of-heads": ((2, 3, 4, 64), (2, 3, 2, 64)),
+            "batch-of-one-head": ((2, 3, 64), (2, 3, 64)),
+        }.items()
+    },
 }  # fmt: skip
 
 
@@ -455,6 +469,44 @@ def test_a_module_that_this_vllm_does_not_have_is_left_out(
         monkeypatch.setitem(sys.modules, f"vllm.model_executor.{name}", None)
     assert isinstance(built(SiluAndMul), Dispatched)
     assert "RotaryEmbedding" not in op_registry_oot
+
+
+OPS = ("silu_and_mul", "gelu_and_mul", "rms_norm", "fused_add_rms_norm", "rotary_embedding")
+STOCK = SelectionPolicy.from_dict(per_op_order=dict.fromkeys(OPS, "stock"))
+
+
+@pytest.mark.parametrize("mode", [0, 3])
+@pytest.mark.parametrize("name", ["silu", "gelu", "rms", "gemma", "rope"])
+def test_where_all_is_stock_nothing_stands_before_vllms_own_code(
+    built: Callable[..., Any], name: str, mode: int
+) -> None:
+    make, _ = LAYERS[name]
+    own = type(built(make, STOCK))
+    family = next(each.family for each in replaceable() if each.base is own)
+
+    def stands_before() -> bool:
+        own.register_oot(layers.replacement(own, family), name=own.__name__)
+        layer = built(make, STOCK, mode=mode)
+        assert isinstance(layer, family)
+        return bool(layer._forward_method != layer._fl_stock)
+
+    with mock.patch.object(sys.modules[__name__], "activate"):
+        assert not stands_before()
+        del op_registry_oot[own.__name__]
+        # Calls of vLLM's own code are counted where a report was asked for; not in a traced model.
+        api.get_default_manager().report.enabled = True
+        assert stands_before() is (mode == 0)
+
+
+def test_a_weight_that_is_replaced_is_the_one_that_counts(built: Callable[..., Any]) -> None:
+    norm, x = built(lambda: RMSNorm(96)), torch.ones(2, 96)
+    with torch.inference_mode():
+        norm.weight.data = torch.full((96,), 2.0)
+        assert norm(x).allclose(torch.tensor(2.0), atol=1e-4)
+    norm.weight = torch.nn.Parameter(torch.full((96,), 3.0))
+    found = norm(x)
+    assert found.allclose(torch.tensor(3.0), atol=1e-4)
+    assert not found.requires_grad
 
 
 def test_a_replaced_layer_takes_what_vllms_takes(built: Callable[..., Any]) -> None:

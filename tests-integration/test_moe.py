@@ -8,14 +8,28 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers.fused_moe.router import router_factory
+from vllm.model_executor.layers.fused_moe.router import (
+    fused_topk_bias_router,
+    fused_topk_router,
+    router_factory,
+)
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+from vllm.model_executor.layers.fused_moe.router.fused_topk_bias_router import FusedTopKBiasRouter
+from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import GroupedTopKRouter
 
-from vllm_fl_dispatch import SelectionPolicy, api
+from vllm_fl_dispatch import BackendImplKind, OpImpl, OpNotSupported, SelectionPolicy, api
 from vllm_fl_dispatch.config.carried import carry
+from vllm_fl_dispatch.vllm import compat, layers
 from vllm_fl_dispatch.vllm.layers import Dispatched
 from vllm_fl_dispatch.vllm.plugin import activate
 from vllm_fl_dispatch.vllm.replaceable import replaceable
-from vllm_fl_dispatch.vllm.routers import GroupedTopKLayer, RouterLayer, TopKLayer
+from vllm_fl_dispatch.vllm.routers import (
+    CPURouterLayer,
+    GroupedTopKLayer,
+    RouterLayer,
+    TopKLayer,
+)
+from vllm_fl_reference.impl import routing
 
 from .conftest import Run, served
 
@@ -124,6 +138,8 @@ def test_a_scheme_of_a_models_own_is_left_to_vllm() -> None:
         (TopKLayer, {"scoring_func": "softmax", "e_score_correction_bias": None}, "topk_softmax"),
         (TopKLayer, {"scoring_func": "sigmoid"}, None),
         (TopKLayer, {"scoring_func": "softmax", "_hash_indices_table": 1}, None),
+        (TopKLayer, {"scoring_func": "softmax", "num_fused_shared_experts": 1}, None),
+        (TopKLayer, {"scoring_func": "softmax", "num_fused_shared_experts": 0}, "topk_softmax"),
         (GroupedTopKLayer, {"num_expert_group": 4, "scoring_func": "sigmoid"}, "grouped_topk"),
         (GroupedTopKLayer, {"num_expert_group": 16, "scoring_func": "softmax"}, "topk_softmax"),
         (GroupedTopKLayer, {"num_expert_group": 3, "scoring_func": "sigmoid"}, None),
@@ -145,3 +161,68 @@ def test_the_routers_of_other_platforms_name_the_operator_that_does_their_work(
         setattr(made, name, value)
     routing = made.fl_routing()
     assert (routing and routing.op) == op
+
+
+def routed(cls: type, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    api.get_default_manager().ensure_built()
+    hidden, logits = torch.zeros(99, 4), torch.randn(99, 16).bfloat16()
+    with compat.eager_configuration():
+        made: Any = cls(top_k=2, global_num_experts=16, **arguments)
+        return by_id(made._compute_routing(hidden, logits, None))
+
+
+def test_half_precision_goes_to_the_experts_to_which_vllm_sends_it() -> None:
+    _, arguments = SCHEMES["grouped with bias"]
+    api.set_global_policy(SelectionPolicy(prefer="reference"))
+    expected = routed(CPURouter, **arguments)
+    found = routed(layers.replacement(CPURouter, CPURouterLayer), **arguments)
+    assert torch.equal(found[1], expected[1])
+    assert torch.allclose(found[0], expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 16)], ids=["plain", "bias"])
+def test_a_factor_applies_where_vllm_applies_it(
+    monkeypatch: pytest.MonkeyPatch, bias: torch.Tensor | None
+) -> None:
+    """Of groups that are none, with torch in place of the compiled operator of the build."""
+
+    def compiled(weights: Any, ids: Any, rows: Any, gating: Any, renormalize: bool,
+                 bias: Any = None, **_: Any) -> tuple[Any, Any]:  # fmt: skip
+        return routing.topk_softmax(gating, ids.shape[1], renormalize, e_score_correction_bias=bias)
+
+    monkeypatch.setattr(fused_topk_router, "vllm_topk_softmax", compiled)
+    monkeypatch.setattr(fused_topk_bias_router, "vllm_topk_softmax", compiled)
+    monkeypatch.setattr(fused_topk_router, "dispatch_topk_softmax_func", lambda **_: compiled)
+    arguments = {"num_expert_group": 16, "topk_group": 2, "routed_scaling_factor": 2.5,
+                 "e_score_correction_bias": bias}  # fmt: skip
+    api.set_global_policy(SelectionPolicy(prefer="reference"))
+    expected = routed(GroupedTopKRouter, **arguments)
+    found = routed(layers.replacement(GroupedTopKRouter, GroupedTopKLayer), **arguments)
+    assert torch.equal(found[1], expected[1])
+    assert torch.allclose(found[0], expected[0], rtol=1e-6)
+
+
+def test_a_factor_is_applied_once_where_vllms_own_router_stands_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def own(self: Any, hidden: Any, logits: Any, indices: Any, **_: Any) -> Any:
+        weights, ids = routing.topk_softmax(logits, self.top_k, self.renormalize)
+        return weights * self.routed_scaling_factor, ids
+
+    monkeypatch.setattr(FusedTopKBiasRouter, "_compute_routing", own)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OpNotSupported("not this one")
+
+    policy = SelectionPolicy.from_dict(per_op_order={"topk_softmax": "vendor:acme|stock"})
+    api.set_global_policy(policy)
+    manager = api.get_default_manager()
+    manager.ensure_built()
+    vendor = BackendImplKind.VENDOR
+    refusing = OpImpl("topk_softmax", "vendor.acme", vendor, fails, "acme", empty_ok=True)
+    manager.registry.register_impl(refusing)
+    monkeypatch.setattr(manager, "try_out", lambda *_, **__: None)
+    arguments = {"routed_scaling_factor": 2.5, "scoring_func": "softmax"}
+    found = routed(layers.replacement(FusedTopKBiasRouter, TopKLayer), **arguments)
+    assert torch.allclose(found[0], routed(FusedTopKBiasRouter, **arguments)[0])

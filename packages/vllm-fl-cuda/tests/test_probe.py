@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,9 +73,45 @@ def test_every_operator_is_registered_as_the_vendor_cuda() -> None:
         assert (impl.impl_id, impl.vendor, impl.priority) == ("vendor.cuda", "cuda", 100)
 
 
+def test_a_cpu_platform_on_a_machine_with_a_device_gets_none_of_it() -> None:
+    manager = OpManager(SelectionPolicy(), sources=())
+    manager.ensure_built()
+    plugin.vllm_fl_register_ops(Registrar(manager.registry, Origin("vllm-fl-cuda")))
+    partial = [op for op, (module, _) in plugin.OPERATORS.items() if module in plugin.PARTIAL]
+    for op in ("attention_backend", *partial):
+        (impl,) = manager.registry.impls(op)
+        facts = {"bias_dtype": "any"}
+        assert impl.answer(Query(op, {**facts, "device": "cuda"})), op
+        verdict = impl.answer(Query(op, {**facts, "device": "cpu"}))
+        assert verdict.reason == "it runs on cuda, the call is on cpu", op
+
+
 def test_what_is_not_known_yet_is_no_objection() -> None:
     assert normalization.supports(Query("rms_norm", {"dtype": None, "weight_dtype": None}))
     assert rotary.supports(Query("rotary_embedding", {}))
+
+
+def test_heads_between_others_are_normed_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    called: list[Any] = []
+    monkeypatch.setattr(
+        normalization, "compiled_operator", lambda _: lambda *call: called.append(call)
+    )
+    monkeypatch.setattr(normalization, "takes_none", lambda *_: True)
+    norm = normalization.make_rms_norm()
+    qkv = torch.empty(4, 8 * 64, device="meta")
+    for heads, in_place in (
+        (qkv[:, :256].view(4, 4, 64), True),
+        (qkv[:, :256].view(4, 4, 64).transpose(0, 1), True),
+        (qkv[:, :64], True),
+        (qkv[:, ::2], False),
+    ):
+        out = norm(heads, None, 1e-6)
+        assert (called[-1][1] is heads) is in_place
+        assert called[-1][1].stride(-1) == 1
+        assert called[-1][0] is out
+        assert out.shape == heads.shape
+        assert out.is_contiguous()
 
 
 def test_diagnosis_names_what_is_missing() -> None:

@@ -24,6 +24,22 @@ def test_an_example_can_be_made_of_nothing(spec: Any) -> None:
     spec.oracle(*args, **options)
 
 
+def test_an_example_of_large_experts_is_small_and_keeps_what_matters() -> None:
+    # One layer of DeepSeek-V3: 21 GiB of weights.
+    facts = {"dtype": torch.bfloat16, "hidden_size": 7168, "intermediate_size": 1408,
+             "num_experts": 256, "topk": 8, "activation": "gelu",
+             "has_expert_map": True}  # fmt: skip
+    args, options = SPEC["fused_experts"].example(Query("fused_experts", facts))
+    x, w1, w2, _, ids, activation = args
+    assert sum(each.nbytes for each in (x, w1, w2)) < 2**24
+    assert (x.dtype, ids.shape[1], activation) == (torch.bfloat16, 8, "gelu")
+    assert w1.shape[0] == w2.shape[0] == len(options["expert_map"])
+    assert ids.max() < w1.shape[0]
+    assert ids.unique().numel() >= 8
+    assert (x.shape[1] % 256, w2.shape[2] % 256) == (7168 % 256, 1408 % 256)
+    SPEC["fused_experts"].oracle(*args, **options)
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_every_case_is_a_call_whose_result_the_shape_function_knows(spec: Any) -> None:
     names = set()

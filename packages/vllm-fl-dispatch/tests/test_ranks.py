@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_fl_dispatch import OpManager, PolicyError
-from vllm_fl_dispatch.vllm import ranks
+from vllm_fl_dispatch.report import Row
+from vllm_fl_dispatch.vllm import compat_ranks, ranks
 from vllm_fl_dispatch.vllm.compat_ranks import Group
 from vllm_fl_dispatch.vllm.summary import NOTHING, summary
 
@@ -66,6 +69,26 @@ def test_a_rank_that_says_nothing_is_named(make_manager: Callable[..., OpManager
         assert isinstance(error, ranks.RankError)
         assert "rank 1 of group tp:0" in str(error)
         assert "Is vllm-fl installed there" in str(error)
+
+
+def test_groups_that_vllm_calls_the_same_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed
+
+    store = torch.distributed.HashStore()
+    state: Any = ModuleType("vllm.distributed.parallel_state")
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, state.__name__, state)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
+    names = set()
+    # What vLLM says in each process of two pipeline stages of two ranks.
+    for members, rank in (([0, 1], 0), ([0, 1], 1), ([2, 3], 0), ([2, 3], 1)):
+        group = SimpleNamespace(unique_name="tp:0", ranks=members, rank_in_group=rank, world_size=2)
+        state.get_tp_group = lambda group=group: group
+        found = compat_ranks.tensor_parallel_group()
+        assert found.store is store
+        names.add(found.name)
+    assert names == {"tp:0 of ranks 0,1", "tp:0 of ranks 2,3"}
 
 
 def test_what_layers_were_bound_to_counts(make_manager: Callable[..., OpManager]) -> None:
@@ -130,14 +153,40 @@ def test_every_stage_of_a_worker_is_checked_and_the_report_is_written(
     assert calls == ["load", "written", ("load_model/3", 1800.0)]
 
 
+def row(op: str, impl_id: str, layers: int) -> Row:
+    return Row(op, impl_id, "vendor", "eager", layers)
+
+
 def test_one_line_says_what_serves_what() -> None:
-    served = {"rms_norm": "vendor.acme", "silu_and_mul": "reference.torch", "moe_sum": "stock",
-              "fused_add_rms_norm": "vendor.acme"}  # fmt: skip
-    assert summary(served) == (
-        "vendor.acme serves fused_add_rms_norm, rms_norm; reference.torch serves silu_and_mul; "
+    rows = [
+        row("fused_add_rms_norm", "vendor.acme", 4),
+        row("moe_sum", "stock", 2),
+        row("rms_norm", "vendor.acme", 8),
+        row("rms_norm", "reference.torch", 3),
+        row("rms_norm", "stock", 1),
+        row("silu_and_mul", "reference.torch", 4),
+        row("topk_softmax", "vendor.acme", 0),
+    ]
+    announced = [("attention_backend", "vendor.acme"), ("rms_norm", "vendor.acme")]
+    assert summary(rows, announced) == (
+        "vendor.acme serves attention_backend, fused_add_rms_norm, rms_norm (8 of 12 layers); "
+        "reference.torch serves rms_norm (3 of 12 layers), silu_and_mul; "
         "everything else in this model is vLLM's own"
     )
-    assert summary({}) == summary({"rms_norm": "stock"}) == NOTHING
+    assert summary([], []) == summary([row("rms_norm", "stock", 4)], []) == NOTHING
+
+
+def test_layers_that_alternate_are_announced_once(
+    make_manager: Callable[..., OpManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = impl("vendor.acme"), impl("reference.torch")
+    manager = make_manager(first, second)
+    spec, resolution = manager.registry.spec(first.op_name), manager.resolve(first.op_name)
+    with caplog.at_level("INFO", logger="vllm_fl"):
+        for each in (first, second) * 4:
+            manager.announce(spec, resolution, each)
+    assert sum(" is served by " in text for text in caplog.messages) == 2
+    assert manager.announced == [(each.op_name, each.impl_id) for each in (first, second)]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "soon"])

@@ -122,7 +122,24 @@ def test_a_function_of_newer_releases_is_looked_up_as_text(
     assert "has no newer" in probe.offers("newer")().reason
 
 
-def test_the_vendor_of_a_device_node(tmp_path: Path) -> None:
+def test_the_vendor_of_a_device_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in probe.VISIBLE.values():
+        monkeypatch.delenv(variable, raising=False)
     assert probe.node_vendor(tmp_path) is None
     (tmp_path / "davinci3").touch()
     assert probe.node_vendor(tmp_path) == "ascend"
+    (tmp_path / "nvidia0").touch()
+    assert probe.node_vendor(tmp_path) == "nvidia"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert probe.node_vendor(tmp_path) == "ascend"
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_hidden_devices_are_no_devices(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(probe, "NODE_VENDORS", {"null": "nvidia"})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert probe.device_present()
+    assert probe.triton_available()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert f"CUDA_VISIBLE_DEVICES='{value}'" in probe.device_present().reason
+    assert not probe.triton_available()

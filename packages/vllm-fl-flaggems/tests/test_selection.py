@@ -43,6 +43,15 @@ def test_what_falls_through_says_why(request_: dict[str, Any], reason: str) -> N
     assert reason in selection.supports_flaggems(Query(NAME, request_)).reason
 
 
+def test_a_cpu_platform_on_a_machine_with_a_device_gets_neither(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for row in selection.implementations():
+        assert "the call is on cpu" in row.answer(Query(NAME, {"device": "cpu"})).reason
+        assert row.answer(Query(NAME, {"device": "cuda"}))
+
+
 def test_vllms_kernel_stands_before_flaggems() -> None:
     rows = sorted(selection.implementations(), key=lambda impl: -(impl.priority or 0))
     assert [row.impl_id for row in rows] == ["default.triton", "default.flagos"]

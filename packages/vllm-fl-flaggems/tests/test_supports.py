@@ -43,11 +43,22 @@ def test_what_is_served(module: Any, op: str, facts: dict[str, Any]) -> None:
         (routing, "topk_softmax", {"num_experts": 2048}, "experts 2048, at most 1024"),
         (routing, "topk_softmax", {"topk": 64}, "topk 64, at most 32"),
         (experts, "fused_experts", {"dtype": FULL}, "TF32"),
+        *(
+            (module, op, {"device": "cpu"}, "the call is on cpu")
+            for module, op in (
+                (activation, "silu_and_mul"),
+                (normalization, "rms_norm"),
+                (experts, "moe_sum"),
+                (rotary, "rotary_embedding"),
+                (routing, "moe_align_block_size"),
+            )
+        ),
     ],
 )
 def test_what_is_declined_says_why(
-    module: Any, op: str, facts: dict[str, Any], reason: str
+    module: Any, op: str, facts: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert reason in module.supports(Query(op, facts)).reason
 
 

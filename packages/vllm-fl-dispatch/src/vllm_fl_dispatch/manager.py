@@ -62,7 +62,7 @@ class OpManager:
         self._before_build = self.registry.snapshot()
         self._loader = PluginLoader()
         self._implementations = Implementations(self.failures)
-        self._announced: dict[str, str] = {}
+        self._announced: dict[tuple[str, str], None] = {}
         self.public = PublicHandles(self)
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._slots_lock = ForkLock()
@@ -274,14 +274,14 @@ class OpManager:
     # -- what happened ------------------------------------------------------------------------
 
     @property
-    def announced(self) -> Mapping[str, str]:
-        """operator -> the implementation that was bound last in this process."""
-        return dict(self._announced)
+    def announced(self) -> list[tuple[str, str]]:
+        """(operator, implementation) of what was bound in this process, in that order."""
+        return list(self._announced)
 
     def announce(self, spec: Spec, resolution: Resolution, impl: OpImpl) -> None:
-        """Say once which implementation serves an operator, and again when that changes."""
-        if self._announced.get(spec.name) != impl.impl_id:
-            self._announced[spec.name] = impl.impl_id
+        """Say that an implementation serves an operator: once, as layers may alternate."""
+        if (spec.name, impl.impl_id) not in self._announced:
+            self._announced[spec.name, impl.impl_id] = None
             logger.info("%s is served by %s (%s)", spec.name, impl, resolution.order_origin)
             if switch("VLLM_FL_DISPATCH_DEBUG", False):
                 logger.info("%s\n%s", spec.name, resolution.table())

@@ -54,6 +54,7 @@ def attention_backend(  # type: ignore[empty-body]  # a contract
     has_sink: bool = False,
     has_sliding_window: bool = False,
     attn_type: str = "decoder",
+    device: str | None = None,
 ) -> str:
     """Which class of vLLM's attention backends serves a layer.
 
@@ -67,6 +68,7 @@ def attention_backend(  # type: ignore[empty-body]  # a contract
         has_sink: each head has a learned logit that takes part in the softmax.
         has_sliding_window: a token attends to the last tokens only.
         attn_type: ``decoder``, ``encoder``, ``encoder_only`` or ``encoder_decoder``.
+        device: type of the platform's devices, such as ``cuda`` or ``cpu``.
 
     Returns:
         ``package.module.Class``, a subclass of `vllm.v1.attention.backend.AttentionBackend`. It is
@@ -96,6 +98,7 @@ ATTENTION_BACKEND = SelectorSpec(
         "has_sink",
         "has_sliding_window",
         "attn_type",
+        "device",
     ),
     objection=_sparse_without_mla,
 )

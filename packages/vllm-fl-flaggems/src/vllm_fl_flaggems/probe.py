@@ -7,13 +7,14 @@ vendor tools, initialises the device, and a failed import leaves it half built.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from packaging.version import Version
 
-from vllm_fl_dispatch import Verdict, probing
+from vllm_fl_dispatch import Query, Verdict, probing
 
 #: flag-gems pins numpy 1.26 beside its other requirements, and vLLM needs numpy 2: pip cannot
 #: resolve the two together, so it is installed without its requirements.
@@ -41,6 +42,8 @@ NODE_VENDORS = {
     "kfd": "amd",
     "xpu*": "kunlunxin",
 }
+#: vendor -> the variable that says which of its devices a process sees.
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
 def library_installed() -> Verdict:
@@ -74,14 +77,28 @@ def triton_fits() -> Verdict:
 
 
 def device_present() -> Verdict:
-    """Is there any accelerator that FlagGems may use?"""
-    return probing.device_node("accelerator", NODE_VENDORS)
+    """Is there any accelerator that FlagGems may use, and visible to this process?"""
+    found = probing.device_node("accelerator", NODE_VENDORS)
+    if not found or node_vendor() is not None:
+        return found
+    return probing.all_of(*map(probing.devices_visible, VISIBLE.values()))
 
 
 def node_vendor(dev: Path = Path("/dev")) -> str | None:
-    """The vendor of the first device node found, as flag-gems calls it."""
+    """The vendor of the first device node found, as flag-gems calls it; not of hidden devices."""
     found = (v for pattern, v in NODE_VENDORS.items() if next(dev.glob(pattern), None) is not None)
-    return next(found, None)
+    return next(filter(_visible, found), None)
+
+
+def _visible(vendor: str) -> bool:
+    return vendor not in VISIBLE or bool(probing.devices_visible(VISIBLE[vendor]))
+
+
+def on_accelerator(query: Query) -> Verdict:
+    """For `supports`: is the call on a device, as far as is known? Triton's interpreter is one."""
+    if query.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return Verdict.no("it runs on accelerators, the call is on cpu")
+    return Verdict.yes()
 
 
 def triton_installed() -> Verdict:

@@ -19,6 +19,7 @@ from vllm_fl_dispatch import (
 from vllm_fl_flaggems.probe import (
     device_present,
     library_installed,
+    on_accelerator,
     triton_available,
     triton_installed,
 )
@@ -49,7 +50,8 @@ def supports_flaggems(request: Query) -> Verdict:
             "no window in latent attention",
         ),
     )
-    return probing.all_of(*(Verdict.no(reason) for refused, reason in refusals if refused))
+    reasons = (Verdict.no(reason) for refused, reason in refusals if refused)
+    return probing.all_of(on_accelerator(request), *reasons)
 
 
 def _wrong_size(request: Query) -> bool:
@@ -94,6 +96,7 @@ def implementations() -> Iterator[OpImpl]:
         priority=BackendPriority.DEFAULT + 1,
         installed=triton_installed,
         available=triton_available,
+        supports=on_accelerator,
     )
     yield OpImpl(
         NAME,

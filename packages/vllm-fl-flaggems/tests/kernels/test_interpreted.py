@@ -6,22 +6,25 @@ bfloat16 is left to a device: the interpreter rounds it by truncation.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 interpreted = pytest.importorskip("interpreted", reason="needs Triton: nox -s flaggems")
 interpreted.load()
 
 import ours  # noqa: E402
 
-from vllm_fl_dispatch import SelectionPolicy  # noqa: E402
+from vllm_fl_dispatch import OpNotSupported, SelectionPolicy  # noqa: E402
 from vllm_fl_dispatch.ops.cases import Case  # noqa: E402
 from vllm_fl_dispatch.testing import Subject  # noqa: E402
 from vllm_fl_dispatch.testing.assertions import check, parameters  # noqa: E402
 from vllm_fl_dispatch.testing.rows import rows_stand_alone  # noqa: E402
 from vllm_fl_flaggems import aten  # noqa: E402
+from vllm_fl_flaggems.kernels import normalization, rotary  # noqa: E402
 from vllm_fl_flaggems.plugin import OPERATORS  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
@@ -65,6 +68,37 @@ def _can_be_interpreted(case: Case) -> bool:
 )
 def test_case(subject: Subject, case: Case) -> None:
     check(subject, case)
+
+
+class Called(TorchDispatchMode):
+    """The operators of torch that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_heads_between_others_are_normed_without_a_copy(swapped: bool) -> None:
+    qkv, weight = torch.randn(5, 8 * 64), torch.randn(64)
+    heads = qkv[:, :256].view(5, 4, 64)
+    heads = heads.transpose(0, 1) if swapped else heads
+    with Called() as called:
+        found = normalization.make_rms_norm()(heads, weight, 1e-6)
+    assert "clone.default" not in called.names
+    assert found.is_contiguous()
+    assert torch.allclose(found, torch.nn.functional.rms_norm(heads, (64,), weight, 1e-6))
+
+
+def test_a_shape_that_the_rotary_kernel_does_not_know_is_declined() -> None:
+    rotate = rotary.make_rotary_embedding()
+    positions, table = torch.zeros(2, 3, dtype=torch.int64), torch.randn(8, 64)
+    with pytest.raises(OpNotSupported, match=r"shape \(2, 3, 128\); served: \[tokens, heads \* 64"):
+        rotate(positions, torch.randn(2, 3, 128), None, 64, table, True)
 
 
 @pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.impl.batch_invariant], ids=str)

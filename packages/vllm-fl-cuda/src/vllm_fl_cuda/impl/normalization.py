@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_cuda.impl.gaps import without_gaps
+from vllm_fl_cuda.probe import on_cuda
 from vllm_fl_cuda.schema import compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -14,12 +15,12 @@ _NEEDS_WEIGHT = "the compiled operator of this vLLM needs a weight"
 
 
 def supports(query: Query) -> Verdict:
-    """The weight, and a residual, must have the input's dtype."""
+    """On CUDA; the weight, and a residual, must have the input's dtype."""
     for fact in ("weight_dtype", "residual_dtype"):
         other = query.get(fact)
         if other is not None and query.dtype is not None and other != query.dtype:
             return Verdict.no(f"{fact} {other} differs from the input's {query.dtype}")
-    return Verdict.yes()
+    return on_cuda(query)
 
 
 def make_rms_norm() -> Call:
@@ -30,8 +31,13 @@ def make_rms_norm() -> Call:
     def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         if weight is None and not weightless:
             raise OpNotSupported(_NEEDS_WEIGHT)
-        x, weight = x.contiguous(), without_gaps(weight)
-        out = torch.empty_like(x)
+        weight = without_gaps(weight)
+        if x.is_contiguous():
+            out = torch.empty_like(x)
+        else:
+            # Rows may lie anywhere: heads between those of others. Not in vLLM's build for the CPU.
+            x = x if x.stride(-1) == 1 and not x.is_cpu else x.contiguous()
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if x.dim() == 1:  # the kernel asks for the stride of a second dimension
             op(out[None], x[None], weight, epsilon)
         elif out.numel():

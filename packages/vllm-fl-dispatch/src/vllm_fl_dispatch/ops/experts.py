@@ -105,11 +105,23 @@ def _sum_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (torch.ones(shape, dtype=query.dtype, device=query.device_type or "cpu"),), {}
 
 
+#: An example of a layer with more experts has so many, or as many as a token takes; a whole layer
+#: may have 20 GiB.
+_FEW = 16
+#: The widths of an example, in place of larger ones, up to a multiple of this: what divides the
+#: width of the layer goes on to do so.
+_NARROW = 256
+
+
 def _experts_example(query: Query) -> tuple[tuple[Any, ...], dict[str, Any]]:
     import torch
 
-    hidden, inner = query.get("hidden_size") or 64, query.get("intermediate_size") or 32
-    experts, topk = query.get("num_experts") or 4, query.get("topk") or 2
+    hidden, inner = (
+        min(width, _NARROW + width % _NARROW)
+        for width in (query.get("hidden_size") or 64, query.get("intermediate_size") or 32)
+    )
+    topk = query.get("topk") or 2
+    experts = min(query.get("num_experts") or 4, max(topk, _FEW))
     dtype, device = query.dtype or torch.get_default_dtype(), query.device_type or "cpu"
 
     def ones(*shape: int) -> torch.Tensor:

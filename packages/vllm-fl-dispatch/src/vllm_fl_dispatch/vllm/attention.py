@@ -18,16 +18,6 @@ logger = get_logger(__name__)
 NAME = ATTENTION_BACKEND.name
 
 
-def is_dispatched(manager: OpManager) -> bool:
-    """Does the policy choose another attention than a stock platform's own, in either mode?"""
-    for compiled in (False, True):
-        policy = manager.current_policy().for_mode(compiled)
-        selected = manager.resolve(NAME, policy=policy, stock=True).selected
-        if selected is not None and selected.kind is not BackendImplKind.STOCK:
-            return True
-    return False
-
-
 def choose(
     manager: OpManager, explicit: Any, request: Any, own: Callable[[], str] | None = None
 ) -> str:
@@ -35,7 +25,8 @@ def choose(
 
     Args:
         explicit: the member of vLLM's enumeration that the user named, or None. It is honoured or
-            refused; ``CUSTOM``, unless somebody registered a class for it, stands for us.
+            refused, or left to a stock platform; ``CUSTOM``, unless somebody registered a class
+            for it, stands for us.
         request: vLLM's `AttentionSelectorConfig`.
         own: what a stock platform would choose; None where there is no such platform.
 
@@ -44,12 +35,11 @@ def choose(
         NoImplementation: the policy leaves no class for it; the message has every reason.
     """
     if explicit is not None and not compat_attention.is_free_custom(explicit):
-        return own() if own is not None else _honoured(explicit, request)
+        return _honoured(explicit, request) if own is None else _left_to(own, explicit)
     facts = {fact: getattr(request, fact, None) for fact in ATTENTION_BACKEND.fact_names}
+    facts["device"] = compat.device_type()
     query = Query(NAME, facts)
     objection = ATTENTION_BACKEND.objection(query)
-    if objection is not None:
-        raise RequestError(f"{NAME}: {objection}; asked for: {query}")
     policy = manager.current_policy().for_mode(compat.is_compiling_model())
     refused: dict[str, str] = {}
     while True:
@@ -61,10 +51,12 @@ def choose(
             refused=refused,
         )
         impl = resolution.selected
+        if impl is not None and impl.kind is BackendImplKind.STOCK and own is not None:
+            return own()
+        if objection is not None:
+            raise RequestError(f"{NAME}: {objection}; asked for: {query}")
         if impl is None:
             raise NoImplementation(resolution)
-        if impl.kind is BackendImplKind.STOCK and own is not None:
-            return own()
         try:
             path = _asked(manager, impl, facts)
             problems = compat_attention.attention_problems(compat.import_path(path), request)
@@ -103,6 +95,18 @@ def _honoured(explicit: Any, request: Any) -> str:
             f"--attention-backend {explicit.name} ({path}) cannot serve this model: "
             f"{'; '.join(problems)}. Accepted: a class that can, CUSTOM (what the policy selects), "
             "or nothing (the same)"
+        )
+    return path
+
+
+def _left_to(own: Callable[[], str], explicit: Any) -> str:
+    """What a stock platform makes of the user's choice, and a word where that is something else."""
+    path = own()
+    if path != compat_attention.path_of(explicit, path):
+        warning_once(
+            logger,
+            f"--attention-backend {explicit.name} is not what this platform of vLLM uses: {path}. "
+            f"An order for {NAME} in the policy, or CUSTOM, is left to vllm-fl",
         )
     return path
 

@@ -173,7 +173,7 @@ def add_environment_variables(getters: dict[str, Callable[[], Any]]) -> None:
 def rotary_classes() -> Iterator[type]:
     """RotaryEmbedding and those of vLLM's subclasses of it whose forward is entirely its own."""
     base = import_attribute("vllm.model_executor.layers.rotary_embedding", "RotaryEmbedding")
-    if base is None:
+    if base is None or mutates_rotary():
         return
     methods = [name for name in dir(base) if name == "forward" or name.startswith("forward_")]
     pending, seen = [base], set()
@@ -186,6 +186,16 @@ def rotary_classes() -> Iterator[type]:
         pending.extend(each.__subclasses__())
         if all(getattr(each, name) is getattr(base, name) for name in methods):
             yield each
+
+
+def mutates_rotary() -> bool:
+    """Do models of this platform drop what a rotary layer returns, and want query and key changed?
+
+    DeepSeek's do on ROCm.
+    """
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_rocm())
 
 
 def forget_rotary_layers() -> None:

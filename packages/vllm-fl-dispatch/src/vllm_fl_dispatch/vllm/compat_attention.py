@@ -20,6 +20,14 @@ def is_free_custom(member: Any) -> bool:
     return member.name == "CUSTOM" and not member.is_overridden()
 
 
+def path_of(member: Any, otherwise: str) -> str:
+    """The path of the class that a member stands for; some, for vision only, have none."""
+    try:
+        return str(member.get_path())
+    except ValueError:
+        return otherwise
+
+
 def attention_problems(candidate: Any, request: Any = None) -> list[str]:
     """Why vLLM could not use a class as attention backend; nothing where it could.
 

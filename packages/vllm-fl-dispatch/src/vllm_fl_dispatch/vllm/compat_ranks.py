@@ -9,7 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Group:
-    """A group of ranks, and a store that all of them reach."""
+    """A group of ranks, and a store that all of them reach.
+
+    Attributes:
+        name: no other group that meets in this store has it.
+    """
 
     name: str
     rank: int
@@ -31,7 +35,9 @@ def tensor_parallel_group() -> Group:
 
     group = get_tp_group()
     store = distributed_c10d._get_default_store() if group.world_size > 1 else None
-    return Group(group.unique_name, group.rank_in_group, group.world_size, store)
+    # Each process counts its own groups: vLLM's name for this one is "tp:0" in all of them.
+    name = f"{group.unique_name} of ranks {','.join(map(str, group.ranks))}"
+    return Group(name, group.rank_in_group, group.world_size, store)
 
 
 def wait_for(store: Any, key: str, seconds: float) -> str | None:

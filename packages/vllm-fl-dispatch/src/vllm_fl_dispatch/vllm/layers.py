@@ -7,19 +7,24 @@ between `forward_native`, `forward_cuda` and the others is not consulted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from vllm_fl_dispatch.api import get_default_manager
+from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.vllm import compat
 from vllm_fl_dispatch.vllm.binding import Binder
 
 
 class Dispatched:
-    """Mixed in before a layer class of vLLM; families fill in `fl_bind`."""
+    """Mixed in before a layer class of vLLM; families fill in `fl_bind`, and `forward_fl`, which
+    calls the operators with what the layer knows."""
 
     _forward_method: Any
+    _fl_stock: Any
+    forward_native: Any
 
     @classmethod
     def fl_has_stock(cls) -> bool:
@@ -28,46 +33,68 @@ class Dispatched:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._fl_stock = getattr(self, "_forward_method", None)
         self.fl_bind(Binder(get_default_manager(), self))
 
     def fl_bind(self, binder: Binder) -> None:
-        """Bind the layer's operators and set `_forward_method`; leave it where all are stock."""
+        """Bind the layer's operators."""
         raise NotImplementedError
+
+    def fl_use(
+        self,
+        binder: Binder,
+        op_name: str,
+        facts: dict[str, Any],
+        arranged: Callable[[Call], Call] = lambda forward: forward,
+        *,
+        options: bool = False,
+    ) -> Call:
+        """Bind an operator. Unless the call is vLLM's own, `forward_fl` takes the place of vLLM's
+        forward, or the call itself where the layer has none.
+
+        Args:
+            facts: see `Binder.bind`; dtype and device unless they say otherwise.
+            arranged: makes a function of the contract's signature of a forward of vLLM's.
+        """
+        common = {"dtype": torch.get_default_dtype(), "device": compat.device_type()}
+        own = arranged(self._fl_stock)
+        call = binder.bind(
+            op_name, common | facts, own, arranged(self.forward_native), options=options
+        ).call
+        # Where a record is kept of vLLM's own code, something stands before it.
+        if call is not own:
+            self._forward_method = getattr(self, "forward_fl", call)
+        return call
+
+
+def _first(forward: Call) -> Call:
+    """Of the contract's arguments the layer takes the first; the others it knows itself."""
+    return lambda x, *_, **__: forward(x)
+
+
+def _first_two(forward: Call) -> Call:
+    return lambda x, residual, *_, **__: forward(x, residual)
+
+
+def _first_three(forward: Call) -> Call:
+    return lambda positions, query, key, *_, **__: forward(positions, query, key)
 
 
 class SiluAndMulLayer(Dispatched):
     """SiluAndMul: the operator has the layer's own signature."""
 
-    forward_native: Any
-
     def fl_bind(self, binder: Binder) -> None:
-        facts = {"dtype": torch.get_default_dtype(), "device": compat.device_type()}
-        self._forward_method = binder.bind(
-            "silu_and_mul", facts, self._forward_method, self.forward_native
-        ).call
+        self.fl_use(binder, "silu_and_mul", {})
 
 
 class GeluAndMulLayer(Dispatched):
     """GeluAndMul, with either approximation."""
 
     approximate: str
-    forward_native: Any
 
     def fl_bind(self, binder: Binder) -> None:
-        stock, native = self._forward_method, self.forward_native
-        facts = {
-            "dtype": torch.get_default_dtype(),
-            "device": compat.device_type(),
-            "approximate": self.approximate,
-        }
-        bound = binder.bind(
-            "gelu_and_mul",
-            facts,
-            lambda x, approximate: stock(x),
-            lambda x, approximate: native(x),
-        )
-        self._fl_op = bound.call
-        self._forward_method = self.forward_fl
+        facts = {"approximate": self.approximate}
+        self._fl_op = self.fl_use(binder, "gelu_and_mul", facts, _first)
 
     def forward_fl(self, x: torch.Tensor) -> Any:
         return self._fl_op(x, self.approximate)
@@ -78,18 +105,14 @@ class RMSNormLayer(Dispatched):
 
     weight: torch.Tensor
     variance_epsilon: float
-    forward_native: Any
+    _parameters: dict[str, Any]
     #: Gemma adds 1 to the weight.
     fl_weight_offset = 0.0
 
     def fl_bind(self, binder: Binder) -> None:
-        stock, native = self._forward_method, self.forward_native
         has_weight = getattr(self, "has_weight", True)
         variance_size = getattr(self, "variance_size_override", None)
-        dtype = torch.get_default_dtype()
         facts = {
-            "dtype": dtype,
-            "device": compat.device_type(),
             "last_dim": self.weight.shape[-1],
             "weight_dtype": self.weight.dtype if has_weight else None,
             "variance_size": variance_size,
@@ -100,22 +123,17 @@ class RMSNormLayer(Dispatched):
             self._fl_options["variance_size"] = variance_size
         if self.fl_weight_offset:
             self._fl_options["weight_offset"] = self.fl_weight_offset
-        options = bool(self._fl_options)
-        norm = binder.bind(
-            "rms_norm", facts, _without_weight(stock), _without_weight(native), options=options
-        )
-        add = binder.bind(
-            "fused_add_rms_norm",
-            {**facts, "residual_dtype": dtype},
-            _without_weight_but_residual(stock),
-            _without_weight_but_residual(native),
-            options=options,
-        )
-        self._fl_norm, self._fl_add, self._fl_has_weight = norm.call, add.call, has_weight
-        self._forward_method = self.forward_fl
+        options, self._fl_has_weight = bool(self._fl_options), has_weight
+        self._fl_norm = self.fl_use(binder, "rms_norm", facts, _first, options=options)
+        facts["residual_dtype"] = torch.get_default_dtype()
+        self._fl_add = self.fl_use(binder, "fused_add_rms_norm", facts, _first_two, options=options)
 
     def forward_fl(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-        weight = self.weight.data if self._fl_has_weight else None
+        # Looked up at each call, as loading may replace it, and where that takes no time. It is
+        # no part of a graph of autograd.
+        weight = self._parameters["weight"] if self._fl_has_weight else None
+        if weight is not None and torch.is_grad_enabled():
+            weight = weight.data
         if residual is None:
             return self._fl_norm(x, weight, self.variance_epsilon, **self._fl_options)
         return self._fl_add(x, residual, weight, self.variance_epsilon, **self._fl_options)
@@ -134,13 +152,10 @@ class RotaryEmbeddingLayer(Dispatched):
     rotary_dim: int
     is_neox_style: bool
     dtype: torch.dtype
-    forward_native: Any
 
     def fl_bind(self, binder: Binder) -> None:
-        stock, native = self._forward_method, self.forward_native
         facts = {
             "dtype": self.dtype,
-            "device": compat.device_type(),
             "head_size": self.head_size,
             "rotary_dim": self.rotary_dim,
             "cache_dtype": self.dtype,
@@ -148,61 +163,42 @@ class RotaryEmbeddingLayer(Dispatched):
             "rope_dim_offset": 0,
             "inverse": False,
         }
-
-        def untouched(positions: Any, query: Any, key: Any, *_: Any, **__: Any) -> Any:
-            return stock(positions, query, key)
-
-        bound = binder.bind(
-            "rotary_embedding",
-            facts,
-            untouched,
-            lambda positions, query, key, *_, **__: native(positions, query, key),
-        )
-        self._fl_op = bound.call
-        # Unless a record is kept of vLLM's own code, nothing stands before it.
-        self._forward_method = stock if bound.call is untouched else self.forward_fl
+        self._fl_op = self.fl_use(binder, "rotary_embedding", facts, _first_three)
 
     def forward_fl(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> Any:
         cache = compat.matched_cache(self, query)
-        return self._fl_op(positions, query, key, self.head_size, cache, self.is_neox_style)
-
-
-def _without_weight(forward: Any) -> Any:
-    return lambda x, weight, epsilon, **_: forward(x)
-
-
-def _without_weight_but_residual(forward: Any) -> Any:
-    return lambda x, residual, weight, epsilon, **_: forward(x, residual)
+        rest = (self.head_size, cache, self.is_neox_style)
+        if query.dim() == 2 or (query.shape[2:] == (self.head_size,) and positions.dim() == 1):
+            return self._fl_op(positions, query, key, *rest)
+        # vLLM's layer takes any shape in which the tokens come first, and counts the positions.
+        tokens = positions.numel()
+        rotated, rotated_key = self._fl_op(
+            positions,
+            query.reshape(tokens, -1),
+            None if key is None else key.reshape(tokens, -1),
+            *rest,
+        )
+        return rotated.view(query.shape), None if key is None else rotated_key.view(key.shape)
 
 
 class SiluAndMulWithClampLayer(Dispatched):
     """SiluAndMulWithClamp, with the constants of the model."""
 
     swiglu_limit: float
-    forward_native: Any
 
     def fl_bind(self, binder: Binder) -> None:
-        stock, native = self._forward_method, self.forward_native
         # The constants of releases that have no others.
         alpha, beta = getattr(self, "alpha", 1.0), getattr(self, "beta", 0.0)
-        facts = {
-            "dtype": torch.get_default_dtype(),
-            "device": compat.device_type(),
-            "limit": self.swiglu_limit,
-            "alpha": alpha,
-            "beta": beta,
-        }
         self._fl_options = {} if (alpha, beta) == (1.0, 0.0) else {"alpha": alpha, "beta": beta}
-        self._fl_op = binder.bind(
+        self._fl_op = self.fl_use(
+            binder,
             "silu_and_mul_with_clamp",
-            facts,
-            lambda x, *_, **__: stock(x),
-            lambda x, *_, **__: native(x),
+            {"limit": self.swiglu_limit, "alpha": alpha, "beta": beta},
+            _first,
             options=bool(self._fl_options),
-        ).call
-        self._forward_method = self.forward_fl
+        )
 
     def forward_fl(self, x: torch.Tensor) -> Any:
         return self._fl_op(x, self.swiglu_limit, **self._fl_options)

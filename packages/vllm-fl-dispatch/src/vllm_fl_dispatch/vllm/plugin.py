@@ -42,7 +42,8 @@ def activate() -> list[str]:
 
     fingerprint.publish(manager)
     ranks.watch(manager)
-    if not compat.is_ours() and attention.is_dispatched(manager):
+    if not compat.is_ours():
+        # Always: CUSTOM may name it where the policy does not.
         attention.install(manager, compat.platform_class())
     replaced = []
     for layer in replaceable():

@@ -79,7 +79,7 @@ def _checked(manager: OpManager, stage: str, method: Callable[..., Any]) -> Call
         group = compat_ranks.tensor_parallel_group()
         if stage == "load_model" and group.rank == 0:
             # The others say the same, or the start ends.
-            logger.info("%s", summary(manager.announced))
+            logger.info("%s", summary(manager.report.rows(), manager.announced))
         if group.size > 1:
             compare(manager, group, f"{stage}/{rounds}", STAGES[stage] * timeout())
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Routing:
         args: what follows `gating_output`.
         has_bias: pass the router's `e_score_correction_bias`, read at each call.
         scale: a factor of the weights that the operator does not apply.
+        in_float32: the router converts `gating_output` first.
     """
 
     op: str
@@ -27,6 +28,7 @@ class Routing:
     options: dict[str, Any] = field(default_factory=dict)
     has_bias: bool = False
     scale: float = 1.0
+    in_float32: bool = False
 
 
 class RouterLayer(MoELayer):
@@ -50,7 +52,9 @@ class RouterLayer(MoELayer):
 
         def stock(gating_output: torch.Tensor, *_: Any, **__: Any) -> Any:
             # Of the hidden states a router looks at the number of tokens and the device alone.
-            return own(gating_output, gating_output, None)
+            weights, ids = own(gating_output, gating_output, None)
+            # It has applied what is applied to every result of the operator below.
+            return (weights if routing.scale == 1.0 else weights / routing.scale), ids
 
         facts = {
             "device": compat.device_type(),
@@ -82,6 +86,8 @@ class RouterLayer(MoELayer):
         options = routing.options
         if routing.has_bias:
             options = {**options, "e_score_correction_bias": self.e_score_correction_bias.data}
+        if routing.in_float32:
+            router_logits = router_logits.float()
         weights, ids = self._fl_op(router_logits, *routing.args, **options)
         if routing.scale != 1.0:
             weights = weights * routing.scale
@@ -93,11 +99,7 @@ class TopKLayer(RouterLayer):
 
     def fl_routing(self) -> Routing | None:
         router: Any = self
-        special = ("_hash_indices_table", "bias_vl", "_bias_vl")
-        if router.scoring_func != "softmax" or any(getattr(self, name, None) is not None
-                                                   for name in special):  # fmt: skip
-            return None
-        return _topk(router)
+        return None if router.scoring_func != "softmax" or _is_special(router) else _topk(router)
 
 
 class GroupedTopKLayer(RouterLayer):
@@ -106,9 +108,15 @@ class GroupedTopKLayer(RouterLayer):
     def fl_routing(self) -> Routing | None:
         router: Any = self
         groups, experts = router.num_expert_group, self.global_num_experts
+        if _is_special(router):
+            return None
         if experts > groups and experts % groups == 0:
             return _grouped(router)
-        return _topk(router) if router.scoring_func == "softmax" else None
+        if router.scoring_func != "softmax":
+            return None
+        # Without a bias vLLM's router does not apply its factor then.
+        routing = _topk(router)
+        return routing if routing.has_bias else replace(routing, scale=1.0)
 
 
 class CPURouterLayer(RouterLayer):
@@ -119,10 +127,17 @@ class CPURouterLayer(RouterLayer):
         if router.custom_routing_function is not None:
             return None
         if router.use_grouped_topk:
-            return _grouped(router)
+            return replace(_grouped(router), in_float32=True)
         # A bias changes nothing here: this router does not look at it.
         plain = router.scoring_func == "softmax"
         return Routing("topk_softmax", (router.top_k, router.renormalize)) if plain else None
+
+
+def _is_special(router: Any) -> bool:
+    """Does it look at more than scores, or append experts that all tokens share?"""
+    tables = ("_hash_indices_table", "bias_vl", "_bias_vl")
+    found = any(getattr(router, name, None) is not None for name in tables)
+    return found or getattr(router, "num_fused_shared_experts", 0) > 0
 
 
 def _topk(router: Any) -> Routing:

@@ -11,7 +11,7 @@ from vllm_fl_dispatch import OpNotSupported
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
 from vllm_fl_flaggems.impl.limits import check_extent
-from vllm_fl_flaggems.impl.limits import known_dtype as supports
+from vllm_fl_flaggems.impl.limits import on_known_ground as supports
 
 __all__ = ["make_gelu_and_mul", "make_silu_and_mul", "make_silu_and_mul_with_clamp", "supports"]
 

@@ -10,7 +10,7 @@ from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
 from vllm_fl_flaggems.impl.activation import make_gelu_and_mul, make_silu_and_mul
-from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
+from vllm_fl_flaggems.impl.limits import check_extent, on_known_ground
 from vllm_fl_flaggems.impl.routing import make_moe_align_block_size
 
 
@@ -18,7 +18,7 @@ def supports(query: Query) -> Verdict:
     """`fused_experts` in half precision: on a device its products of float32 are TF32."""
     if query.op_name == "fused_experts" and query.dtype == torch.float32:
         return Verdict.no("products of float32 are computed in TF32")
-    return known_dtype(query)
+    return on_known_ground(query)
 
 
 def make_moe_sum() -> Call:

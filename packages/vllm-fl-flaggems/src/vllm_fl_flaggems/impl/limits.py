@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_flaggems.probe import on_accelerator
 
 INT32_MAX = 2**31 - 1
 #: What their loads and stores handle.
@@ -20,8 +21,8 @@ def check_extent(x: torch.Tensor) -> None:
         raise OpNotSupported(f"{tuple(x.shape)} reaches beyond the 2**31 elements that it indexes")
 
 
-def known_dtype(query: Query) -> Verdict:
-    """The dtype is one of float32, float16 and bfloat16, or not known yet."""
+def on_known_ground(query: Query) -> Verdict:
+    """On an accelerator, in float32, float16 or bfloat16, as far as is known."""
     if query.dtype is None or query.dtype in DTYPES:
-        return Verdict.yes()
+        return on_accelerator(query)
     return Verdict.no(f"dtype {query.dtype} is none of float32, float16, bfloat16")

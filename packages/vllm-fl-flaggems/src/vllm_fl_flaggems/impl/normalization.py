@@ -8,7 +8,7 @@ import torch
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
+from vllm_fl_flaggems.impl.limits import check_extent, on_known_ground
 
 #: `fused_add_rms_norm` keeps a row in one block of the next power of two; beyond this width its
 #: compilation takes many seconds and its registers spill.
@@ -22,7 +22,7 @@ def supports(query: Query) -> Verdict:
         return Verdict.no(f"residual_dtype {residual} differs from the input's {query.dtype}")
     if query.op_name == "fused_add_rms_norm" and width is not None and width > MAX_ROW:
         return Verdict.no(f"rows of {width} elements, at most {MAX_ROW} fit its block")
-    return known_dtype(query)
+    return on_known_ground(query)
 
 
 def make_rms_norm() -> Call:

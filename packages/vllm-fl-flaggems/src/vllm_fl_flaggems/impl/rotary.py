@@ -10,7 +10,7 @@ import torch
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.limits import check_extent, known_dtype
+from vllm_fl_flaggems.impl.limits import check_extent, on_known_ground
 
 
 def supports(query: Query) -> Verdict:
@@ -18,7 +18,7 @@ def supports(query: Query) -> Verdict:
     cache = query.get("cache_dtype")
     if cache is not None and query.dtype is not None and cache != query.dtype:
         return Verdict.no(f"cos_sin_cache is {cache}, query is {query.dtype}")
-    return known_dtype(query)
+    return on_known_ground(query)
 
 
 def make_rotary_embedding() -> Call:

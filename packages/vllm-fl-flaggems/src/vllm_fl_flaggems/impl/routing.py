@@ -8,7 +8,8 @@ from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.ops.alignment import aligned_sizes
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.limits import known_dtype
+from vllm_fl_flaggems.impl.limits import on_known_ground
+from vllm_fl_flaggems.probe import on_accelerator
 
 #: `topk_softmax` looks at the first 1024 experts, without a word about the others.
 MAX_EXPERTS = 1024
@@ -23,7 +24,8 @@ def supports(query: Query) -> Verdict:
         if size is not None and size > limit:
             return Verdict.no(f"{what} {size}, at most {limit}")
     # The dtype of `moe_align_block_size` is that of ids.
-    return Verdict.yes() if query.op_name == "moe_align_block_size" else known_dtype(query)
+    by_dtype = query.op_name != "moe_align_block_size"
+    return on_known_ground(query) if by_dtype else on_accelerator(query)
 
 
 def make_topk_softmax() -> Call:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_flaggems.impl.limits import known_dtype as supports
+from vllm_fl_flaggems.impl.limits import on_known_ground as supports
 
 __all__ = ["make_gelu_and_mul", "make_silu_and_mul", "make_silu_and_mul_with_clamp", "supports"]
 

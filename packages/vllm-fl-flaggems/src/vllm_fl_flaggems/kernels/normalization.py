@@ -14,7 +14,7 @@ import triton.language as tl
 
 from vllm_fl_dispatch import Query, Verdict
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_flaggems.impl.limits import known_dtype
+from vllm_fl_flaggems.impl.limits import on_known_ground
 
 #: A row stands in the registers of one program.
 MAX_ROW = 32768
@@ -25,7 +25,7 @@ def supports(query: Query) -> Verdict:
     width = query.last_dim
     if width is not None and width > MAX_ROW:
         return Verdict.no(f"rows of {width} elements, at most {MAX_ROW} fit its registers")
-    return known_dtype(query)
+    return on_known_ground(query)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton is untyped
@@ -35,7 +35,9 @@ def _norm(
     weight,
     out,
     total,
-    x_row,
+    heads,
+    x_token,
+    x_head,
     width,
     variance_size,
     epsilon,
@@ -45,9 +47,11 @@ def _norm(
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
+    # A token has several rows where they are heads that lie between others, as in a product qkv.
+    x += row // heads * x_token + row % heads * x_head
     column = tl.arange(0, BLOCK)
     mask = column < width
-    wide = tl.load(x + row * x_row + column, mask=mask, other=0.0).to(tl.float32)
+    wide = tl.load(x + column, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         wide += tl.load(residual + row * width + column, mask=mask, other=0.0).to(tl.float32)
         tl.store(total + row * width + column, wide.to(total.dtype.element_ty), mask=mask)
@@ -77,7 +81,7 @@ def _launch(
         x if weight is None else weight.contiguous(),
         out,
         total,
-        x.stride(0) if x.dim() == 2 else width,
+        *_places(x),
         width,
         width if variance_size is None else variance_size,
         epsilon,
@@ -87,6 +91,13 @@ def _launch(
         BLOCK=block,
         num_warps=min(max(block // 512, 4), 16),
     )
+
+
+def _places(x: torch.Tensor) -> tuple[int, int, int]:
+    """Rows of a token, and the strides of tokens and of rows."""
+    if x.dim() == 3:
+        return x.shape[1], x.stride(0), x.stride(1)
+    return 1, x.stride(0) if x.dim() == 2 else x.shape[-1], 0
 
 
 def make_rms_norm() -> Call:
@@ -100,7 +111,7 @@ def make_rms_norm() -> Call:
         variance_size: int | None = None,
         weight_offset: float = 0.0,
     ) -> torch.Tensor:
-        if x.dim() != 2 or x.stride(1) != 1:
+        if x.dim() not in (2, 3) or x.stride(-1) != 1:
             x = x.contiguous()
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if out.numel():

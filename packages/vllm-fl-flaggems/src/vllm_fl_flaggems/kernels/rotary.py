@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_fl_dispatch import OpNotSupported
 from vllm_fl_dispatch.handles import Call
-from vllm_fl_flaggems.impl.limits import known_dtype as supports
+from vllm_fl_flaggems.impl.limits import on_known_ground as supports
 
 __all__ = ["make_rotary_embedding", "supports"]
 
@@ -177,6 +178,11 @@ def _sizes(head_size: int, rotary_dim: int) -> dict[str, int]:
 
 def _operand(x: torch.Tensor, head_size: int) -> tuple[torch.Tensor, int, int, int, torch.Tensor]:
     """x with adjacent channels, its strides of tokens and heads, its heads, and a result for it."""
+    if x.dim() not in (2, 3) or (x.dim() == 3 and x.shape[2] != head_size):
+        raise OpNotSupported(
+            f"shape {tuple(x.shape)}; served: [tokens, heads * {head_size}], "
+            f"[tokens, heads, {head_size}]"
+        )
     if x.stride(-1) != 1:
         x = x.contiguous()
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
