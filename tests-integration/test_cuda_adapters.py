@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from vllm.platforms import current_platform
 from vllm_fl_cuda import schema
 from vllm_fl_cuda.impl import normalization
 from vllm_fl_cuda.plugin import OPERATORS, vllm_fl_register_ops
-from vllm_fl_dispatch import ContractError, OpImpl, OpManager, Query, SelectionPolicy
+from vllm_fl_dispatch import ContractError, OpManager, Query, SelectionPolicy
 from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.registry import Registrar
 from vllm_fl_dispatch.testing import Subject, subjects
@@ -31,14 +30,9 @@ def loaded_subjects() -> list[Subject]:
     for op in planned.registry.op_names():
         for impl in planned.registry.impls(op):
             manager.registry.register_impl(
-                replace(impl, available=None, installed=None, supports=anywhere(impl))
+                replace(impl, available=None, installed=None, device_types=())
             )
     return subjects(manager, impl_id="vendor.cuda")[0]
-
-
-def anywhere(impl: OpImpl) -> Any:
-    """What it supports, whatever the device."""
-    return lambda query: impl.answer(Query(query.op_name, {**query.facts, "device": None}))
 
 
 # Triton's experts need a device.

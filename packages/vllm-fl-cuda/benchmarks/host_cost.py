@@ -75,7 +75,7 @@ def found(device: str) -> list[Any]:
     from vllm.platforms import current_platform
 
     from vllm_fl_cuda.plugin import vllm_fl_register_ops
-    from vllm_fl_dispatch import OpManager, SelectionPolicy, Verdict
+    from vllm_fl_dispatch import OpManager, SelectionPolicy
     from vllm_fl_dispatch.registry import Registrar
     from vllm_fl_dispatch.testing import subjects
     from vllm_fl_dispatch.types import Origin
@@ -87,10 +87,8 @@ def found(device: str) -> list[Any]:
     vllm_fl_register_ops(Registrar(planned.registry, Origin("vllm-fl-cuda")))
     for op in ("silu_and_mul", "rms_norm"):
         for impl in planned.registry.impls(op):
-            # One that has none is not asked, which costs less.
-            if device == "cpu" and impl.supports is not None:
-                impl = replace(impl, supports=lambda _: Verdict.yes())
-            manager.registry.register_impl(replace(impl, available=None, installed=None))
+            here = replace(impl, available=None, installed=None, device_types=())
+            manager.registry.register_impl(here)
     return subjects(manager, impl_id="vendor.cuda", device=device)[0]
 
 

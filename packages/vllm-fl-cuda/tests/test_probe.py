@@ -77,8 +77,7 @@ def test_a_cpu_platform_on_a_machine_with_a_device_gets_none_of_it() -> None:
     manager = OpManager(SelectionPolicy(), sources=())
     manager.ensure_built()
     plugin.vllm_fl_register_ops(Registrar(manager.registry, Origin("vllm-fl-cuda")))
-    partial = [op for op, (module, _) in plugin.OPERATORS.items() if module in plugin.PARTIAL]
-    for op in ("attention_backend", *partial):
+    for op in ("attention_backend", *plugin.OPERATORS):
         (impl,) = manager.registry.impls(op)
         facts = {"bias_dtype": "any"}
         assert impl.answer(Query(op, {**facts, "device": "cuda"})), op

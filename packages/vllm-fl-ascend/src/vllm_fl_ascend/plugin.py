@@ -71,6 +71,7 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             "ascend",
             installed=library_installed,
             available=device_present,
+            device_types=(DEVICE.device_type,),
         )
     )
     registrar.add_many(
@@ -82,6 +83,7 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             load=f"vllm_fl_ascend.impl.{module}:make_{op_name}",
             installed=library_installed,
             available=device_present,
+            device_types=(DEVICE.device_type,),
             supports=f"vllm_fl_ascend.impl.{module}:supports_{op_name}",
             empty_ok=True,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vllm_fl_cuda.probe import device_present, on_cuda, operators_installed
+from vllm_fl_cuda.probe import device_present, operators_installed
 from vllm_fl_dispatch import (
     BackendImplKind,
     DeviceSpec,
@@ -80,7 +80,7 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             "cuda",
             installed=lambda: probing.module_installed("triton"),
             available=device_present,
-            supports=on_cuda,
+            device_types=(DEVICE.device_type,),
         )
     )
     registrar.add_many(
@@ -92,6 +92,7 @@ def vllm_fl_register_ops(registrar: Registrar) -> None:
             load=f"vllm_fl_cuda.impl.{module}:make_{op_name}",
             installed=operators_installed,
             available=device_present,
+            device_types=(DEVICE.device_type,),
             supports=f"vllm_fl_cuda.impl.{module}:supports" if module in PARTIAL else None,
             empty_ok=True,
             **more,

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 
-from vllm_fl_dispatch import Query, Verdict, get_logger, probing
+from vllm_fl_dispatch import Verdict, get_logger, probing
 
 logger = get_logger(__name__)
 
@@ -33,11 +33,6 @@ def device_present() -> Verdict:
         probing.device_node("NVIDIA", DEVICE_NODES),
         probing.devices_visible("CUDA_VISIBLE_DEVICES"),
     )
-
-
-def on_cuda(query: Query) -> Verdict:
-    """Is the call on a CUDA device, as far as is known? The device's node may not be its own."""
-    return probing.on_device(query, "cuda")
 
 
 def import_extensions() -> list[str]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_fl_dispatch.types import Query, Verdict
+from vllm_fl_dispatch.types import Verdict
 
 
 def module_installed(name: str, hint: str = "") -> Verdict:
@@ -37,17 +37,6 @@ def devices_visible(variable: str) -> Verdict:
     if value is not None and value.strip() in ("", "-1"):
         return Verdict.no(f"{variable}={value!r} hides all devices")
     return Verdict.yes()
-
-
-def on_device(query: Query, *types: str) -> Verdict:
-    """For `supports`: is the call on a device of one of these types (``cuda``), if that is known?
-
-    A machine that has the device may run vLLM on its processor.
-    """
-    found = query.device_type
-    if found is None or found in types:
-        return Verdict.yes()
-    return Verdict.no(f"it runs on {', '.join(types)}, the call is on {found}")
 
 
 def all_of(*verdicts: Verdict) -> Verdict:

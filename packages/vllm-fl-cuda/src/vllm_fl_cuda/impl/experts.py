@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_cuda.impl.gaps import without_gaps
-from vllm_fl_cuda.probe import on_cuda
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -13,10 +12,10 @@ from vllm_fl_dispatch.ops.alignment import aligned_sizes
 
 
 def supports(query: Query) -> Verdict:
-    """On CUDA. Triton multiplies float32 matrices in tf32, which the contract does not accept."""
+    """Triton multiplies float32 matrices in tf32, which the contract does not accept."""
     if query.op_name == "fused_experts" and query.dtype == torch.float32:
         return Verdict.no("its matrix products of float32 are of tf32 accuracy")
-    return on_cuda(query)
+    return Verdict.yes()
 
 
 def make_moe_align_block_size() -> Call:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_cuda.impl.gaps import without_gaps
-from vllm_fl_cuda.probe import on_cuda
 from vllm_fl_cuda.schema import compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -15,12 +14,12 @@ _NEEDS_WEIGHT = "the compiled operator of this vLLM needs a weight"
 
 
 def supports(query: Query) -> Verdict:
-    """On CUDA; the weight, and a residual, must have the input's dtype."""
+    """The weight, and a residual, must have the input's dtype."""
     for fact in ("weight_dtype", "residual_dtype"):
         other = query.get(fact)
         if other is not None and query.dtype is not None and other != query.dtype:
             return Verdict.no(f"{fact} {other} differs from the input's {query.dtype}")
-    return on_cuda(query)
+    return Verdict.yes()
 
 
 def make_rms_norm() -> Call:

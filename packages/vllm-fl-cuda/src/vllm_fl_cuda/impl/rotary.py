@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from vllm_fl_cuda.probe import on_cuda
 from vllm_fl_cuda.schema import compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
 
 
 def supports(query: Query) -> Verdict:
-    """On CUDA; the table must have the query's dtype: the kernel does not convert it."""
+    """The table must have the query's dtype: the kernel does not convert it."""
     cache = query.get("cache_dtype")
     if cache is not None and query.dtype is not None and cache != query.dtype:
         return Verdict.no(f"cos_sin_cache is {cache}, query is {query.dtype}")
-    return on_cuda(query)
+    return Verdict.yes()
 
 
 def make_rotary_embedding() -> Call:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_cuda.impl.gaps import without_gaps
-from vllm_fl_cuda.probe import on_cuda
 from vllm_fl_cuda.schema import EXPECTED, caller, compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
 from vllm_fl_dispatch.handles import Call
@@ -17,15 +16,15 @@ GIVEN, SIGMOID = 0, 1
 
 
 def supports(query: Query) -> Verdict:
-    """On CUDA. The grouped kernel always adds a bias, and has room for so many groups."""
+    """The grouped kernel always adds a bias, and has room for so many groups and experts."""
     if query.op_name != "grouped_topk":
-        return on_cuda(query)
+        return Verdict.yes()
     if query.get("bias_dtype") is None:
         return Verdict.no("the compiled operator needs e_score_correction_bias")
     for fact, limit in (("num_expert_group", MAX_GROUPS), ("topk", MAX_TOPK)):
         if (query.get(fact) or 0) > limit:
             return Verdict.no(f"{fact} is {query.get(fact)}, at most {limit} are served")
-    return on_cuda(query)
+    return Verdict.yes()
 
 
 def make_topk_softmax() -> Call:
