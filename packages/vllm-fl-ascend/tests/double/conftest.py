@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch  # after the variable above
 from npu_double import install  # found on the path set above
 
+from vllm_fl_ascend import plugin
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _double(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -25,3 +29,11 @@ def _double(tmp_path_factory: pytest.TempPathFactory) -> None:
     install.install(tmp_path_factory.mktemp("cann"))
     # The tensors are tiny: threads cost more than they give.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _registered_for_the_double() -> Iterator[None]:
+    """The model of the NPU computes on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugin, "DEVICE", replace(plugin.DEVICE, device_type="cpu"))
+        yield
