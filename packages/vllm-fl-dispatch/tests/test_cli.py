@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,59 @@ def test_where_nobody_looks_at_the_width_a_row_is_one_line() -> None:
     text = RUNNER.invoke(app, ["explain", "silu_and_mul"], env={"COLUMNS": None}).output
     (row,) = (line for line in text.splitlines() if "vendor.zeta" in line)
     assert row.rstrip().endswith("by environment VLLM_FL_DENY_VENDORS")
+
+
+@pytest.mark.parametrize("width", ["40", "60"])
+def test_a_narrow_table_loses_no_letter(width: str, default_manager: Any) -> None:
+    reason = "the driver of acme is older than the one that its kernels were made for"
+    default_manager(impl("vendor.acme", available=lambda: Verdict.no(reason)))
+    text = RUNNER.invoke(app, ["explain", "silu_and_mul"], env={"COLUMNS": width}).output
+    assert f"vendor.acme: {reason}" in " ".join(text.split())
+    table = text[text.index("implementation") :]
+    for word in ("vendor.acme", "unavailable", "stock", "selected"):
+        assert word in table
+
+
+def test_a_broken_plugin_has_its_error_below_a_narrow_table(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_fl_dispatch import OpManager, api
+
+    from .conftest import source
+
+    module("cli_broken_too", "import no_such_library_at_all\n")
+    broken = OpManager(SelectionPolicy(), [source("cli_broken_too")])
+    monkeypatch.setattr(api, "_default", broken)
+    text = RUNNER.invoke(app, ["plugins"], env={"COLUMNS": "80"}).output
+    assert "planted: ModuleNotFoundError: No module named 'no_such_library_at_all'" in (
+        " ".join(text.split())
+    )
+
+
+CHATTY = """
+import ctypes
+from vllm_fl_dispatch import BackendImplKind, OpImpl
+
+C = ctypes.CDLL(None)
+print("imported")
+
+def register(registrar):
+    print("registered")
+    C.puts(b"from C, buffered until the process ends")
+"""
+
+
+def test_what_a_plugin_prints_is_not_in_the_answer(module: Any) -> None:
+    folder = module("chatty", CHATTY).parent
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "ops", "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+             "VLLM_FL_PLUGIN_MODULES": "chatty"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["ops"]
+    for line in ("imported", "registered", "from C, buffered until the process ends"):
+        assert line in done.stderr.splitlines()
 
 
 def test_brackets_in_what_a_plugin_says_are_no_markup(default_manager: Any) -> None:

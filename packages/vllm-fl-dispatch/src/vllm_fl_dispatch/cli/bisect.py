@@ -14,7 +14,7 @@ from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.bisecting.policies import Choices, Order
 from vllm_fl_dispatch.bisecting.search import Culprits, culprits
 from vllm_fl_dispatch.bisecting.trials import Trial, Trials
-from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, styled, table
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, say, show, styled, table
 from vllm_fl_dispatch.config.environment import parsed, read
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
@@ -133,7 +133,7 @@ def _print(
     show(as_json, data, made, *lines)
     if not as_json:
         # To be copied: not wrapped.
-        print(*remedy, f"output of all runs: {folder}", sep="\n")
+        say(*remedy, f"output of all runs: {folder}")
 
 
 def _named(together: tuple[str, ...]) -> str:

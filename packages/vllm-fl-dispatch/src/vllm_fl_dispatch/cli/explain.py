@@ -49,7 +49,8 @@ def explain(
         "decision",
         "compiled",
         "reason",
-        wrap=["reason"],
+        below="reason",
+        spare=["compiled"],
     )
     for decision in resolution.decisions:
         impl = decision.impl
@@ -90,7 +91,7 @@ def hypothetical(
         known["dtype"] = dtype_named(dtype)
     if shape is not None:
         sizes = shape.lower().split("x")
-        if not all(size.isdigit() for size in sizes):
+        if not all(size.isdecimal() for size in sizes):
             raise PolicyError(f"--shape: {shape!r} is not of the form 16x4096")
         known["last_dim"], numel = int(sizes[-1]), prod(map(int, sizes))
     if device is not None:
