@@ -48,7 +48,7 @@ class Trials:
 
     Args:
         command: program and arguments.
-        folder: where the output goes; made if it is missing.
+        folder: where the output goes; it is there.
         timeout: seconds after which a run counts as failed.
         tell: called with each finished run.
     """
@@ -71,9 +71,12 @@ class Trials:
         #: Does the command fail with exactly these operators served as at present?
         self.fails = remembered(self._run, tuple(choices.present))
 
+    def is_confirmed(self, on: Subset, *, failed: bool) -> bool:
+        """Does another run with these say the same?"""
+        return self._run(on) is failed
+
     def _run(self, on: Subset) -> bool:
         number = len(self.done) + 1
-        self._folder.mkdir(parents=True, exist_ok=True)
         output = self._folder / f"run-{number:03}.log"
         # Workers of the command take it over as it stands, whatever files and variables say.
         environment = {**os.environ, VARIABLE: spelled(self._choices.policy_with(on))}

@@ -20,7 +20,10 @@ from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.tokens import parse_order
 
-FOUND, PASSES, FAILS_ANYWAY = 0, 1, 3
+FOUND, PASSES, FAILS_ANYWAY, UNDECIDED = 0, 1, 3, 4
+_OUTCOMES = {
+    FOUND: "found", PASSES: "passes", FAILS_ANYWAY: "fails anyway", UNDECIDED: "undecided",
+}  # fmt: skip
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -44,8 +47,11 @@ def bisect(
 
     COMMAND runs again and again, with some operators as the present policy has them and the
     others on --against. Exit codes: 0 found, 1 COMMAND passes under the present policy,
-    2 wrong usage, 3 COMMAND fails with every operator on --against as well.
+    2 wrong usage, 3 COMMAND fails with every operator on --against as well, 4 undecided: that run
+    took longer than --timeout, or COMMAND does not always say the same.
     """
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise PolicyError(f"--timeout: {timeout:g} is not accepted; accepted: seconds, such as 600")
     manager = get_default_manager()
     manager.ensure_built()
     order = parse_order(against, "--against")
@@ -55,7 +61,7 @@ def bisect(
             f"--against: {against} serves no operator here, or none otherwise than the present "
             "policy: vllm-fl ops"
         )
-    folder = output or Path(tempfile.mkdtemp(prefix="vllm-fl-bisect-"))
+    folder = _folder(output)
     everything = tuple(choices.present)
     with asides.status("") as status:
 
@@ -69,13 +75,52 @@ def bisect(
             status.update(f"run {len(trials.done) + 1}: {', '.join(on) or 'none'} as at present")
             return trials.fails(on)
 
-        found, code = None, PASSES
+        found, code, doubt = None, PASSES, ""
         if fails(everything):
             code = FAILS_ANYWAY if fails(()) else FOUND
+        if code == FAILS_ANYWAY and trials.done[-1].code is None:
+            code, doubt = (
+                UNDECIDED,
+                (
+                    f"run 2, with every operator on {against}, took longer than the {timeout:g} s of "
+                    "--timeout: whether COMMAND passes there is not known; give it more time"
+                ),
+            )
         if code == FOUND:
             found = culprits(everything, fails)
-    _print(trials.done, found, code, choices, folder, as_json)
+            doubt = _doubt(trials, found, everything)
+            found, code = (None, UNDECIDED) if doubt else (found, FOUND)
+    _print(trials.done, found, code, choices, folder, as_json, doubt)
     raise typer.Exit(code)
+
+
+def _folder(output: Path | None) -> Path:
+    """Where the output of the runs goes: there now, and not found missing after the first run.
+
+    Raises:
+        PolicyError: no files can be made there.
+    """
+    try:
+        if output is None:
+            return Path(tempfile.mkdtemp(prefix="vllm-fl-bisect-"))
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            return output
+    except OSError as error:
+        raise PolicyError(f"--output: {error}; accepted: a folder to be written to") from error
+
+
+def _doubt(trials: Trials, found: Culprits, everything: tuple[str, ...]) -> str:
+    """What speaks against the culprits when the runs that accuse them are repeated, or nothing."""
+    without = tuple(op for op in everything if op not in found.avoid)
+    for on, failed in (*((each, True) for each in found.sets), (without, False)):
+        if not trials.is_confirmed(on, failed=failed):
+            first = next(trial for trial in trials.done if set(trial.on) == set(on))
+            return (
+                f"runs {first.number} and {len(trials.done)} are of the same operators, and only "
+                "one of the two fails: COMMAND must say the same each time; no operator is accused"
+            )
+    return ""
 
 
 def _line(trial: Trial, everything: tuple[str, ...], against: str) -> Text:
@@ -100,6 +145,7 @@ def _print(
     choices: Choices,
     folder: Path,
     as_json: bool,
+    doubt: str,
 ) -> None:
     against = "|".join(choices.against)
     made = table(
@@ -114,15 +160,16 @@ def _print(
             style="red" if trial.failed else "green",
         )  # fmt: skip
     data: dict[str, Any] = {
-        "outcome": {FOUND: "found", PASSES: "passes", FAILS_ANYWAY: "fails anyway"}[code],
+        "outcome": _OUTCOMES[code],
         "against": against,
         "output": str(folder),
         "runs": [trial.as_dict() for trial in trials],
+        "doubt": doubt,
     }
     remedy: list[str] = []
     lines: list[str | Text]
     if found is None:
-        lines = [_nothing_found(code, against)]
+        lines = [doubt or _nothing_found(code, against)]
     else:
         remedy, settings = _remedy(choices, found.avoid)
         data |= {"culprits": found.sets, "avoid": found.avoid, **settings}
