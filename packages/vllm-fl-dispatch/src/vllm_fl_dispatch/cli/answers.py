@@ -16,6 +16,8 @@ from typing import Any
 from rich.console import Console
 from typer.core import TyperCommand
 
+from vllm_fl_dispatch.api import get_default_manager
+
 #: A duplicate of the true standard output, while a command works.
 _true: int | None = None
 
@@ -71,7 +73,8 @@ class Command(TyperCommand):
     """A command that works before it answers."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it."""
+        """Run it. What it tries is no run of a model, which a report would be of."""
+        get_default_manager().report.to_file = False
         with working():
             return super().invoke(ctx)
 

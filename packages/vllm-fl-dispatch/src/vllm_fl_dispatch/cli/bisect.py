@@ -79,12 +79,10 @@ def bisect(
         if fails(everything):
             code = FAILS_ANYWAY if fails(()) else FOUND
         if code == FAILS_ANYWAY and trials.done[-1].code is None:
-            code, doubt = (
-                UNDECIDED,
-                (
-                    f"run 2, with every operator on {against}, took longer than the {timeout:g} s of "
-                    "--timeout: whether COMMAND passes there is not known; give it more time"
-                ),
+            code = UNDECIDED
+            doubt = (
+                f"run 2, with every operator on {against}, took longer than the {timeout:g} s "
+                "of --timeout: whether COMMAND passes there is not known; give it more time"
             )
         if code == FOUND:
             found = culprits(everything, fails)
