@@ -191,6 +191,17 @@ def test_a_demo_without_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "vllm" in str(result.exception)
 
 
+@pytest.mark.parametrize("model", ["nowhere", "not/here/model", "empty"])
+def test_a_demo_of_a_model_that_is_not_there_ends_before_vllm_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr("vllm_fl_dispatch.cli.demo._ask", lambda *_, **__: pytest.fail("it began"))
+    result = RUNNER.invoke(app, ["demo", "--model", str(tmp_path / model)])
+    assert isinstance(result.exception, PolicyError)
+    assert f"--model: {tmp_path / model} " in str(result.exception)
+
+
 def test_config_show_names_the_origin_of_every_value() -> None:
     settings = {s["name"]: s for s in as_json("config", "show")["settings"]}
     assert settings["deny_vendors"] == {
@@ -248,6 +259,8 @@ def test_explain_of_a_hypothetical_call(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (("--dtype", "bf17"), "'bf17' is not a dtype"),
         (("--shape", "4,8"), "not of the form 16x4096"),
+        (("--shape", "²x3"), "not of the form 16x4096"),
+        (("--device", "foo"), "--device: "),
         (("--fact", "last_dim"), "not of the form name=value"),
         (("--fact", "lastdim=4"), "did you mean 'last_dim'"),
         (("--fact", "last_dim=["), "--fact"),
@@ -316,6 +329,7 @@ def test_a_library_that_is_not_there_is_one_message(args: tuple[str, ...], missi
         (("tune", "silu_and_mul", "-o"), "nowhere/policy.yaml", "--output: {0}/nowhere is not"),
         (("tune", "silu_and_mul", "-o"), "", "--output: {0} is a folder"),
         (("bench", "silu_and_mul", "--plot"), "nowhere/a.png", "--plot: {0}/nowhere is not there"),
+        (("bench", "silu_and_mul", "--plot"), "a.foo", "--plot: 'a.foo' is of no kind"),
         (("new-backend", "zork", "--parent"), "file/below", "--parent: "),
     ],
 )

@@ -79,7 +79,7 @@ def bench(
 
     if plot is not None:
         writable(plot, "--plot")
-        picture.canvas_class()
+        picture.check(plot)
     manager = get_default_manager()
     names, figures = chosen(manager, op or ()), []
     with progress(len(names)) as tell:

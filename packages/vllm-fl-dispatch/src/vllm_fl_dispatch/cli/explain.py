@@ -12,6 +12,7 @@ from vllm_fl_dispatch import explain as explaining
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.platforms import devices
 
 
 @app.command()
@@ -30,7 +31,9 @@ def explain(
         str | None, typer.Option(help="Of a hypothetical call: float32, bfloat16 ...")
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Of its input, such as 16x4096.")] = None,
-    device: Annotated[str | None, typer.Option(help="Of its input: cpu, cuda, npu.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Of its input: cpu, cuda, or what a backend adds, as npu.")
+    ] = None,
     fact: Annotated[
         list[str] | None, typer.Option(help="name=value: head_size=128, is_neox_style=true ...")
     ] = None,
@@ -95,7 +98,7 @@ def hypothetical(
             raise PolicyError(f"--shape: {shape!r} is not of the form 16x4096")
         known["last_dim"], numel = int(sizes[-1]), prod(map(int, sizes))
     if device is not None:
-        known["device"] = device
+        known["device"] = _device_type(device)
     for text in facts:
         name, equals, value = text.partition("=")
         if not equals:
@@ -107,6 +110,26 @@ def hypothetical(
         if name.endswith("dtype"):
             known[name] = dtype_named(value)
     return known or None, numel
+
+
+def _device_type(name: str) -> str:
+    """A type of device that torch or a backend knows; none of it need be on this machine."""
+    manager = get_default_manager()
+    manager.ensure_built()
+    added = [spec.device_type for _, spec in devices(manager.records)]
+    if name not in added:
+        try:
+            import torch
+
+            return str(torch.device(name).type)
+        except ImportError:
+            pass  # Who has no torch has no list of its devices.
+        except RuntimeError as error:
+            backends = ", ".join(dict.fromkeys(added)) or "none"
+            raise PolicyError(
+                f"--device: {str(error).splitlines()[0]}; devices of backends: {backends}"
+            ) from None
+    return name
 
 
 def dtype_named(name: str) -> Any:
