@@ -122,6 +122,16 @@ def test_what_a_plugin_prints_is_not_in_the_answer(module: Any) -> None:
         assert line in done.stderr.splitlines()
 
 
+def test_a_reader_that_leaves_early_is_no_fault_and_gets_no_remainder_elsewhere() -> None:
+    command = f"{sys.executable} -m vllm_fl_dispatch.cli ops --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "{\n")
+    assert "selected" not in done.stderr
+    assert "Error" not in done.stderr
+
+
 def test_brackets_in_what_a_plugin_says_are_no_markup(default_manager: Any) -> None:
     manager = default_manager(impl("vendor.acme", available=lambda: Verdict.no("no list[int] [/]")))
     manager.registry.refuse(Refusal("silu_and_mul[vendor.acme]", "found [x]"))
@@ -252,6 +262,9 @@ def test_explain_of_a_hypothetical_call(monkeypatch: pytest.MonkeyPatch) -> None
         "silu_and_mul(dtype=torch.float16, last_dim=16)",
     )
     assert outcome("--fact", "last_dim=16")[0] == "unsupported"
+    # What torch knows only where torch_npu is imported, and a device by its number.
+    assert outcome("--dtype", "bfloat16", "--device", "npu")[0] == "unsupported"
+    assert outcome("--dtype", "bfloat16", "--device", "cuda:1")[0] == "selected"
 
 
 @pytest.mark.parametrize(

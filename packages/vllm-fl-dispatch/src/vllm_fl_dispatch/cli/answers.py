@@ -57,7 +57,12 @@ def answering() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # as a reader that has gone
+        try:
+            _flush()
+        except BrokenPipeError:
+            # The reader has gone, as `head` does: what is left is for nobody.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
             _flush()
         os.dup2(2, 1)
         _true = true

@@ -108,11 +108,17 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    target = path.resolve()
-    if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
-        # A pipe or a device, or a file that is all that may be written to there.
-        path.write_text(text, encoding="utf-8")
-        return
+    with answering():  # which may be the file
+        target = path.resolve()
+        special = path.exists() and not path.is_file()
+        if special or not os.access(target.parent, os.W_OK):
+            # A pipe or a device, or a file that is all that may be written to there.
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(target, text)
+
+
+def _replace(target: Path, text: str) -> None:
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")

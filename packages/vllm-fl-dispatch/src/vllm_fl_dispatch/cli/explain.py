@@ -14,6 +14,9 @@ from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.platforms import devices
 
+#: What packages beside torch add to its types of devices, whether or not they are here.
+ADDED = ("npu",)
+
 
 @app.command()
 def explain(
@@ -31,9 +34,7 @@ def explain(
         str | None, typer.Option(help="Of a hypothetical call: float32, bfloat16 ...")
     ] = None,
     shape: Annotated[str | None, typer.Option(help="Of its input, such as 16x4096.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Of its input: cpu, cuda, or what a backend adds, as npu.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Of its input: cpu, cuda, npu.")] = None,
     fact: Annotated[
         list[str] | None, typer.Option(help="name=value: head_size=128, is_neox_style=true ...")
     ] = None,
@@ -113,10 +114,14 @@ def hypothetical(
 
 
 def _device_type(name: str) -> str:
-    """A type of device that torch or a backend knows; none of it need be on this machine."""
+    """A type of device that torch or a backend knows; none of it need be on this machine.
+
+    Raises:
+        PolicyError: nobody knows it.
+    """
     manager = get_default_manager()
     manager.ensure_built()
-    added = [spec.device_type for _, spec in devices(manager.records)]
+    added = [*ADDED, *(spec.device_type for _, spec in devices(manager.records))]
     if name not in added:
         try:
             import torch
@@ -125,9 +130,9 @@ def _device_type(name: str) -> str:
         except ImportError:
             pass  # Who has no torch has no list of its devices.
         except RuntimeError as error:
-            backends = ", ".join(dict.fromkeys(added)) or "none"
             raise PolicyError(
-                f"--device: {str(error).splitlines()[0]}; devices of backends: {backends}"
+                f"--device: {str(error).splitlines()[0]}; backends add "
+                f"{', '.join(dict.fromkeys(added))}"
             ) from None
     return name
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from copy import copy
-from typing import Any
+from dataclasses import replace
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
@@ -79,13 +80,11 @@ def _needed(made: Table, sentences: str | None) -> int:
 
 def _width(column: Column, is_of_sentences: bool) -> int:
     lines = [line for cell in column.cells for line in str(cell).splitlines()]
-    widest = max(map(len, (str(column.header), *lines)))
+    widest = max(map(cell_len, (str(column.header), *lines)))
     if column.no_wrap:
         return widest
     return min(widest, READABLE if is_of_sentences else len(str(column.header)))
 
 
 def _folding(column: Column) -> Column:
-    folding: Any = copy(column)
-    folding.no_wrap, folding.min_width = False, None
-    return column if not column.header else folding
+    return replace(column, no_wrap=False, min_width=None)
