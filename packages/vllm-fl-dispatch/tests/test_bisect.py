@@ -233,6 +233,13 @@ def test_a_folder_for_the_output_that_cannot_be_is_an_error_before_the_first_run
     assert "run 1" not in result.output
 
 
+def test_a_file_of_the_output_that_cannot_be_is_an_error_as_well(
+    bisect: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "output" / "run-001.log").mkdir(parents=True)
+    assert isinstance(bisect("silu_and_mul").exception, PolicyError)
+
+
 def test_a_command_that_does_not_exist_is_an_error(bisect: Any) -> None:
     reset_default_manager()
     result = CliRunner().invoke(app, ["bisect", "--", "no-such-program"])

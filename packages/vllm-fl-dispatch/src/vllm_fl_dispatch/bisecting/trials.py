@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vllm_fl_dispatch.bisecting.policies import Choices
 from vllm_fl_dispatch.bisecting.search import Subset, remembered
@@ -81,12 +81,18 @@ class Trials:
         # Workers of the command take it over as it stands, whatever files and variables say.
         environment = {**os.environ, VARIABLE: spelled(self._choices.policy_with(on))}
         started = time.monotonic()
-        with output.open("wb") as file:
+        with self._opened(output) as file:
             code = self._wait(self._start(environment, file))
         trial = Trial(number, on, code, time.monotonic() - started, output)
         self.done.append(trial)
         self._tell(trial)
         return trial.failed
+
+    def _opened(self, output: Path) -> BinaryIO:
+        try:
+            return output.open("wb")
+        except OSError as error:
+            raise PolicyError(f"cannot keep the output of COMMAND: {error}") from error
 
     def _start(self, environment: dict[str, str], file: Any) -> subprocess.Popen[bytes]:
         try:
