@@ -406,6 +406,17 @@ def test_config_show_names_variables_beside_the_policy(monkeypatch: pytest.Monke
     assert "same as VLLM_FL_PREFER_ENABLED" in text
 
 
+def test_a_log_level_that_is_none_is_a_warning_and_keeps_nothing_from_running() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "config", "show", "--json"],
+        env={**os.environ, "VLLM_FL_LOG_LEVEL": "LOUD"}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["variables"] == {"VLLM_FL_LOG_LEVEL": "LOUD"}
+    assert "log level 'LOUD' is not accepted" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("prefer", "per_op", "expected"),
     [
