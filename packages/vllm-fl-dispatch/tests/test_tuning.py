@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,9 +262,12 @@ def test_a_name_given_twice_is_one_key_and_the_file_is_there_at_once(
 
 
 def test_what_could_not_be_measured_is_named_in_one_line_each(tmp_path: Path) -> None:
-    lines = "cannot be loaded: OSError: no library\n  at all: [{"
-    figures = [Figure("silu_and_mul", "vendor.acme", "vendor.acme", "", 0, note=lines)]
+    lines = "cannot be loaded: OSError: no \x1b[1mlibrary\u2028here\n  at all: [{"
+    figures = [Figure("silu_and_mul", "vendor.acme", "vendor.acme", "", 0, note=lines),
+               replace(figure("vendor.acme", "eager", 1, 2.5), note=lines)]  # fmt: skip
     file = tmp_path / "tuned.yaml"
-    file.write_text(document(["A\nhead."], {}, [Tuned("silu_and_mul", figures, note=lines)]))
+    tuned = [Tuned("silu_and_mul", figures, note=lines),
+             Tuned("rms_norm", figures, {"vendor.acme": lines}, Choice(("stock",)))]  # fmt: skip
+    file.write_text(document(["A\nhead."], {}, tuned))
     assert "# vendor.acme of silu_and_mul: cannot be loaded: OSError" in file.read_text()
-    assert policy_from_file(file).policy.per_op_order == {}
+    assert policy_from_file(file).policy.per_op_order == {"rms_norm": ("stock",)}

@@ -57,8 +57,13 @@ def document(head: Sequence[str], measured_on: Mapping[str, str], tuned: Sequenc
 
 
 def _comment(text: str) -> str:
-    """One line, whatever is in it: the message of an exception may have several."""
-    return f"# {text}".rstrip().replace("\n", " ")
+    """One line, whatever is in it: the message of an exception may have several, and colours."""
+    return f"# {_printable(text)}".rstrip()
+
+
+def _printable(text: str) -> str:
+    # YAML takes several characters for the end of a line, and others not at all.
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _mapping(values: Mapping[str, str], depth: int) -> list[str]:
@@ -86,7 +91,7 @@ def _comments(tuned: Tuned, modes: tuple[str, ...], choice: Choice, depth: int) 
             *(_number(own[size].time if size in own else None) for size in sizes),
             _number(min(hosts, default=None)),
             "-" if cost is None else f"{cost:.2f}",
-            "; ".join(filter(None, notes)).partition("\n")[0],
+            _printable("; ".join(filter(None, notes)).partition("\n")[0]),
         ])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
