@@ -2,18 +2,23 @@
 
 usage: python custom_operator.py
        PYTHONPATH=. VLLM_FL_PLUGIN_MODULES=custom_operator vllm-fl verify squared_relu
+       PYTHONPATH=. VLLM_FL_PLUGIN_MODULES=custom_operator vllm-fl bench squared_relu
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 import vllm_fl_dispatch as fl
 from vllm_fl_dispatch import BackendImplKind, OpImpl, OpSpec, Query, Registrar, hookimpl
 from vllm_fl_dispatch.ops.cases import DTYPES, Case, rows
+
+if TYPE_CHECKING:
+    from vllm_fl_dispatch.benching.inputs import Maker
 
 vllm_fl_api = 1
 
@@ -53,6 +58,10 @@ def example(query: Query) -> tuple[tuple[torch.Tensor], dict[str, object]]:
     return (rows(query, query.last_dim or 16),), {}
 
 
+def bench_inputs(m: Maker) -> tuple[tuple[torch.Tensor], dict[str, object]]:
+    return (m.rows(m.shape.intermediate),), {}
+
+
 SPEC = OpSpec(
     "squared_relu",
     squared_relu,
@@ -64,6 +73,7 @@ SPEC = OpSpec(
     data=("x",),
     oracle=lambda x: x.double().clamp(min=0) ** 2,
     cases=cases,
+    bench_inputs=bench_inputs,
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vllm_fl_dispatch import report_files
+from vllm_fl_dispatch import report_reading
 
 from .conftest import ENVIRONMENT, TOOLS, Run
 
@@ -36,7 +36,7 @@ def shadowed(
     """What generate.py printed, and the shadow's rows of the report."""
     environ = {**environ, "VLLM_FL_SHADOW": shadow, "VLLM_FL_REPORT": str(folder)}
     result = run_vllm(environ=environ, **mode)
-    return result, [row for report in report_files.read(folder) for row in report["shadow"]]
+    return result, [row for report in report_reading.read(folder) for row in report["shadow"]]
 
 
 def test_the_shadow_names_the_first_layer_of_the_wrong_operator(

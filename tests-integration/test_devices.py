@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_fl_dispatch import report_files
+from vllm_fl_dispatch import report_reading
 
 from .conftest import HERE, Compare, Run
 
@@ -71,7 +71,7 @@ def test_two_ranks_choose_alike_and_give_the_tokens_of_one(
         report["rank"]: sorted(
             (row["op"], row["impl_id"], row["mode"]) for row in report["rows"] if row["layers"]
         )
-        for report in report_files.read(tmp_path / "reports")
+        for report in report_reading.read(tmp_path / "reports")
         if any(row["layers"] for row in report["rows"])
     }
     assert served.keys() == {0, 1}

@@ -78,6 +78,14 @@ def test_both_kernels_of_the_custom_operator_pass_the_kit() -> None:
     assert passed == {"vendor.mine": 9, "reference.mine": 9}
 
 
+def test_both_kernels_of_the_custom_operator_are_measured() -> None:
+    printed = run("-m", "vllm_fl_dispatch.cli", "bench", "squared_relu", "--device", "cpu",
+                  "--tokens", "1", "--rounds", "2", "--json",
+                  VLLM_FL_PLUGIN_MODULES="custom_operator")  # fmt: skip
+    figures = json.loads(printed)["figures"]
+    assert {f["impl_id"] for f in figures if f["time"]} == {"vendor.mine", "reference.mine"}
+
+
 @needs_model
 def test_offline_inference() -> None:
     printed = run("offline_inference.py", str(MODEL))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from vllm_fl_dispatch import report_files
+from vllm_fl_dispatch import report_reading
 
 from .conftest import ENVIRONMENT, TOOLS, Run
 
@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_leaves_its_report(
         check=False,
     )
     assert done.returncode != 0, "the engine is dead"
-    reports = {report["rank"]: report for report in report_files.read(tmp_path)}
+    reports = {report["rank"]: report for report in report_reading.read(tmp_path)}
     for rank in (0, 1):
         assert any(row["layers"] for row in reports[rank]["rows"]), done.stderr[-2000:]
 

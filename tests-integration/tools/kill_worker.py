@@ -18,7 +18,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    from vllm_fl_dispatch import report_files
+    from vllm_fl_dispatch import report_reading
 
     llm = LLM(
         sys.argv[1],
@@ -30,7 +30,7 @@ def main() -> None:
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
     )
-    reports = report_files.read(Path(os.environ["VLLM_FL_REPORT"]))
+    reports = report_reading.read(Path(os.environ["VLLM_FL_REPORT"]))
     (pid,) = [report["pid"] for report in reports if report["rank"] == 1]
     os.kill(pid, signal.SIGKILL)
     llm.generate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import settings
 from vllm_fl_dispatch import BackendImplKind, OpImpl, OpManager, SelectionPolicy, api, discovery
 from vllm_fl_dispatch.config.carried import carry
 from vllm_fl_dispatch.discovery import Source
+from vllm_fl_dispatch.report_files import RUN
 from vllm_fl_dispatch.types import Origin
 
 # A shared machine may take any time for one example.
@@ -46,9 +48,10 @@ def _answers(impl_id: str) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def no_carried_policy() -> Iterator[None]:
-    """A policy that a test sets in code must not reach the next test's processes."""
+    """What a test sets in code, or begins, must not reach the next test's processes."""
     yield
     carry(None)
+    os.environ.pop(RUN, None)
 
 
 @pytest.fixture

@@ -18,10 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from vllm_fl_dispatch import OpNotSupported, PolicyError, SelectionPolicy, Verdict
+from vllm_fl_dispatch import OpNotSupported, OpSpec, PolicyError, SelectionPolicy, Verdict
 from vllm_fl_dispatch.benching import inputs, timing
 from vllm_fl_dispatch.benching.bench import Setting, bench
-from vllm_fl_dispatch.benching.figures import Figure, Sample, ratio, relative_costs, summary
+from vllm_fl_dispatch.benching.figures import (
+    Figure,
+    Sample,
+    not_measured,
+    ratio,
+    relative_costs,
+    summary,
+)
 from vllm_fl_dispatch.benching.shapes import ModelShape, read_shape, shape_of
 from vllm_fl_dispatch.cli.commands import app
 from vllm_fl_dispatch.ops import SPECS
@@ -96,7 +103,7 @@ def test_a_config_without_sizes_is_an_error(tmp_path: Path, text: str | None, me
 def test_every_operator_has_arguments_that_its_contract_takes() -> None:
     maker = inputs.Maker(SMALL, 3, torch.float32, "cpu")
     for spec in SPECS:
-        args, options = inputs.make(spec.name, maker)
+        args, options = inputs.make(spec, maker)
         assert spec.fake is not None
         assert spec.facts is not None
         spec.facts(*args, **options)
@@ -113,12 +120,15 @@ def test_bytes_are_those_of_what_is_read_and_written() -> None:
 
 def test_operators_without_arguments_say_why() -> None:
     dense = shape_of(DENSE)
-    assert inputs.objection("moe_sum", dense) == "the model has no experts"
-    assert inputs.objection("mine", dense) == "its arguments in a model are not known here"
+    specs = {spec.name: spec for spec in SPECS}
+    assert inputs.objection(specs["moe_sum"], dense) == "the model has no experts"
+    mine = inputs.objection(OpSpec("mine", gated), dense)
+    assert mine == "its arguments in a model are not known: its OpSpec has no bench_inputs"
     ungrouped = replace(SMALL, expert_groups=0)
-    assert inputs.objection("grouped_topk", ungrouped) == "the model does not route by groups"
-    assert [op for op in inputs.TABLE if inputs.objection(op, SMALL)] == []
-    assert inputs.objection("rms_norm", dense) is None
+    reason = inputs.objection(specs["grouped_topk"], ungrouped)
+    assert reason == "the model does not route by groups"
+    assert [op for op in inputs.TABLE if inputs.objection(specs[op], SMALL)] == []
+    assert inputs.objection(specs["rms_norm"], dense) is None
 
 
 def test_the_median_is_of_the_rounds_and_the_ratio_of_the_same_round() -> None:
@@ -320,6 +330,52 @@ def test_what_cannot_be_measured_says_why_and_the_others_are(make_manager: Any) 
     assert [f.impl_id for f in figures if f.time is not None] == ["reference.torch"]
 
 
+def test_without_a_time_of_the_selected_one_there_is_no_ratio(make_manager: Any) -> None:
+    limit = 3 * 2 * SMALL.intermediate
+    manager = make_manager(
+        impl("vendor.acme", gated, max_numel=limit), impl("reference.torch", gated)
+    )
+    figures = bench(manager, "silu_and_mul", setting(3, 4, 5), tell=lambda text: None)
+    ratios = {(f.tokens, f.impl_id): f.ratio for f in figures}
+    assert ratios[3, "vendor.acme"] == 1.0
+    assert ratios[3, "reference.torch"] is not None
+    assert ratios[4, "reference.torch"] is ratios[5, "reference.torch"] is None
+    (line,) = not_measured(figures)
+    assert line == (f"vendor.acme of silu_and_mul (4, 5 tokens): serves at most {limit} elements")
+
+
+def test_the_baseline_is_the_selected_one_also_in_a_mode_that_it_lacks(make_manager: Any) -> None:
+    manager = make_manager(
+        impl("vendor.acme", gated), impl("reference.torch", gated, traceable=True)
+    )
+    modes = setting(3, modes=("compiled", "eager"))
+    figures = bench(manager, "silu_and_mul", modes, tell=lambda text: None)
+    assert {f.variant for f in figures if f.ratio == 1.0} == {"vendor.acme"}
+
+
+def test_what_cannot_be_loaded_is_named_whatever_the_policy(make_manager: Any) -> None:
+    policy = SelectionPolicy(prefer="vendor", strict=True)
+    manager = make_manager(
+        impl("vendor.lazy", load="no_such_module:fn"), impl("reference.torch", gated), policy=policy
+    )
+    figures = bench(manager, "silu_and_mul", setting(), tell=lambda text: None)
+    (lazy,) = (f for f in figures if f.impl_id == "vendor.lazy")
+    assert lazy.note.startswith("cannot be loaded: ModuleNotFoundError")
+    assert not_measured(figures)
+
+
+def test_an_operator_of_ones_own_brings_its_arguments(make_manager: Any) -> None:
+    def doubled(x: Any) -> Any:
+        return 2 * x
+
+    manager = make_manager(impl("vendor.mine", doubled, op="doubled"))
+    spec = OpSpec("doubled", doubled, bench_inputs=lambda m: ((m.rows(m.shape.hidden),), {}))
+    manager.registry.add_spec(spec)
+    (figure,) = bench(manager, "doubled", setting(), tell=lambda text: None)
+    assert figure.time is not None
+    assert figure.bytes == 2 * 4 * 3 * SMALL.hidden
+
+
 def test_opaque_calls_reach_the_implementation_they_are_measured_for(
     make_manager: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +498,17 @@ def test_the_command_prints_a_table_or_json(command: Any) -> None:
 )
 def test_wrong_usage_of_the_command(command: Any, arguments: tuple[str, ...], message: str) -> None:
     assert message in str(command(*arguments).exception)
+
+
+def test_a_narrow_table_keeps_who_and_how_fast(command: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = command("silu_and_mul", "--modes", "eager,opaque").output
+    options = ("--tokens", "1", "--rounds", "2", "--device", "cpu", "--modes", "eager,opaque")
+    narrow = CliRunner().invoke(app, ["bench", "silu_and_mul", *options], env={"COLUMNS": "60"})
+    for text, columns in ((wide, ("p10..p90", "GB/s")), (narrow.output, ())):
+        for word in ("tokens", "time µs", "ratio", "reference.torch opaque", *columns):
+            assert word in text
+    assert "p10..p90" not in narrow.output
 
 
 def test_nothing_to_measure_is_exit_code_1(command: Any) -> None:

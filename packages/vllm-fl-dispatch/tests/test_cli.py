@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,70 @@ def test_where_nobody_looks_at_the_width_a_row_is_one_line() -> None:
     text = RUNNER.invoke(app, ["explain", "silu_and_mul"], env={"COLUMNS": None}).output
     (row,) = (line for line in text.splitlines() if "vendor.zeta" in line)
     assert row.rstrip().endswith("by environment VLLM_FL_DENY_VENDORS")
+
+
+@pytest.mark.parametrize("width", ["40", "60"])
+def test_a_narrow_table_loses_no_letter(width: str, default_manager: Any) -> None:
+    reason = "the driver of acme is older than the one that its kernels were made for"
+    default_manager(impl("vendor.acme", available=lambda: Verdict.no(reason)))
+    text = RUNNER.invoke(app, ["explain", "silu_and_mul"], env={"COLUMNS": width}).output
+    assert f"vendor.acme: {reason}" in " ".join(text.split())
+    table = text[text.index("implementation") :]
+    for word in ("vendor.acme", "unavailable", "stock", "selected"):
+        assert word in table
+
+
+def test_a_broken_plugin_has_its_error_below_a_narrow_table(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_fl_dispatch import OpManager, api
+
+    from .conftest import source
+
+    module("cli_broken_too", "import no_such_library_at_all\n")
+    broken = OpManager(SelectionPolicy(), [source("cli_broken_too")])
+    monkeypatch.setattr(api, "_default", broken)
+    text = RUNNER.invoke(app, ["plugins"], env={"COLUMNS": "80"}).output
+    assert "planted: ModuleNotFoundError: No module named 'no_such_library_at_all'" in (
+        " ".join(text.split())
+    )
+
+
+CHATTY = """
+import ctypes
+from vllm_fl_dispatch import BackendImplKind, OpImpl
+
+C = ctypes.CDLL(None)
+print("imported")
+
+def register(registrar):
+    print("registered")
+    C.puts(b"from C, buffered until the process ends")
+"""
+
+
+def test_what_a_plugin_prints_is_not_in_the_answer(module: Any) -> None:
+    folder = module("chatty", CHATTY).parent
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "ops", "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+             "VLLM_FL_PLUGIN_MODULES": "chatty"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["ops"]
+    for line in ("imported", "registered", "from C, buffered until the process ends"):
+        assert line in done.stderr.splitlines()
+
+
+def test_what_a_reader_that_left_does_not_get_goes_nowhere_else() -> None:
+    there, here = os.pipe()
+    os.close(there)
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "ops", "--json"],
+        stdout=here, stderr=subprocess.PIPE, text=True, timeout=120,
+    )  # fmt: skip
+    os.close(here)
+    assert done.stderr == ""
 
 
 def test_brackets_in_what_a_plugin_says_are_no_markup(default_manager: Any) -> None:
@@ -137,6 +202,17 @@ def test_a_demo_without_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "vllm" in str(result.exception)
 
 
+@pytest.mark.parametrize("model", ["nowhere", "not/here/model", "empty"])
+def test_a_demo_of_a_model_that_is_not_there_ends_before_vllm_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr("vllm_fl_dispatch.cli.demo._ask", lambda *_, **__: pytest.fail("it began"))
+    result = RUNNER.invoke(app, ["demo", "--model", str(tmp_path / model)])
+    assert isinstance(result.exception, PolicyError)
+    assert f"--model: {tmp_path / model} " in str(result.exception)
+
+
 def test_config_show_names_the_origin_of_every_value() -> None:
     settings = {s["name"]: s for s in as_json("config", "show")["settings"]}
     assert settings["deny_vendors"] == {
@@ -187,6 +263,9 @@ def test_explain_of_a_hypothetical_call(monkeypatch: pytest.MonkeyPatch) -> None
         "silu_and_mul(dtype=torch.float16, last_dim=16)",
     )
     assert outcome("--fact", "last_dim=16")[0] == "unsupported"
+    # What torch knows only where torch_npu is imported, and a device by its number.
+    assert outcome("--dtype", "bfloat16", "--device", "npu")[0] == "unsupported"
+    assert outcome("--dtype", "bfloat16", "--device", "cuda:1")[0] == "selected"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +273,8 @@ def test_explain_of_a_hypothetical_call(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (("--dtype", "bf17"), "'bf17' is not a dtype"),
         (("--shape", "4,8"), "not of the form 16x4096"),
+        (("--shape", "²x3"), "not of the form 16x4096"),
+        (("--device", "foo"), "--device: "),
         (("--fact", "last_dim"), "not of the form name=value"),
         (("--fact", "lastdim=4"), "did you mean 'last_dim'"),
         (("--fact", "last_dim=["), "--fact"),
@@ -262,6 +343,7 @@ def test_a_library_that_is_not_there_is_one_message(args: tuple[str, ...], missi
         (("tune", "silu_and_mul", "-o"), "nowhere/policy.yaml", "--output: {0}/nowhere is not"),
         (("tune", "silu_and_mul", "-o"), "", "--output: {0} is a folder"),
         (("bench", "silu_and_mul", "--plot"), "nowhere/a.png", "--plot: {0}/nowhere is not there"),
+        (("bench", "silu_and_mul", "--plot"), "a.foo", "--plot: 'a.foo' is of no kind"),
         (("new-backend", "zork", "--parent"), "file/below", "--parent: "),
     ],
 )
@@ -322,6 +404,17 @@ def test_config_show_names_variables_beside_the_policy(monkeypatch: pytest.Monke
     assert as_json("config", "show")["variables"] == {"VLLM_FL_ENABLED": "0"}
     text = RUNNER.invoke(app, ["config", "show"], env={"COLUMNS": "200"}).output
     assert "same as VLLM_FL_PREFER_ENABLED" in text
+
+
+def test_a_log_level_that_is_none_is_a_warning_and_keeps_nothing_from_running() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_fl_dispatch.cli", "config", "show", "--json"],
+        env={**os.environ, "VLLM_FL_LOG_LEVEL": "LOUD"}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["variables"] == {"VLLM_FL_LOG_LEVEL": "LOUD"}
+    assert "log level 'LOUD' is not accepted" in done.stderr
 
 
 @pytest.mark.parametrize(

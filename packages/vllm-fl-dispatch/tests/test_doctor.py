@@ -16,7 +16,8 @@ ENTRY = "[vllm_fl.plugin]\nacme = acme_plugin\n"
 
 
 def doctor(*folders: Path, **environ: str) -> tuple[int, dict[str, Any]]:
-    path = os.pathsep.join(str(folder) for folder in folders)
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    path = os.pathsep.join([*map(str, folders), *inherited])
     done = subprocess.run(
         [sys.executable, "-m", "vllm_fl_dispatch.cli", "doctor", "--json"],
         env={**os.environ, "PYTHONPATH": path, **environ},
@@ -94,6 +95,10 @@ def test_a_misfit_and_an_orphan(distribution: Callable[..., Path]) -> None:
         ("VLLM_FL_PER_OP", "rmsnorm=reference", "policy: unknown operator 'rmsnorm'"),
         ("VLLM_FL_ENABLED", "maybe", "configuration: VLLM_FL_ENABLED: 'maybe'"),
         ("VLLM_PLUGINS", "other", "does not name 'fl'"),
+        ("VLLM_FL_PLATFORM", "foo", "VLLM_FL_PLATFORM=foo: no backend has defaults"),
+        ("VLLM_FL_LOG_LEVEL", "LOUD", "VLLM_FL_LOG_LEVEL: log level 'LOUD' is not accepted"),
+        ("VLLM_FL_REPORT", "/proc/nope", "VLLM_FL_REPORT=/proc/nope: no report is written"),
+        ("VLLM_FL_DISABLED_PLUGINS", "nope", "VLLM_FL_DISABLED_PLUGINS: unknown plugin 'nope'"),
     ],
 )
 def test_settings_that_do_not_do_what_they_seem_to(
@@ -103,6 +108,33 @@ def test_settings_that_do_not_do_what_they_seem_to(
     assert code == 1
     assert expected in problem(data, expected)
     assert not [each for each in data["problems"] if "is broken" in each]
+
+
+def test_what_start_up_warns_about_is_a_problem_also_where_the_log_is_silent() -> None:
+    code, data = doctor(VLLM_FL_LOG_LEVEL="ERROR", VLLM_FL_DISABLED_PLUGINS="nope")
+    assert (code, len(data["problems"])) == (1, 1)
+
+
+def test_the_remedy_is_not_to_install_what_is_only_disabled() -> None:
+    _, data = doctor(VLLM_FL_DISABLED_PLUGINS="reference")
+    line = problem(data, "nothing can serve ")
+    assert "VLLM_FL_DISABLED_PLUGINS=reference disables vllm-fl-reference, which would" in line
+
+
+def test_an_implementation_whose_package_is_not_there(module: Callable[..., Path]) -> None:
+    folder = module(
+        "lazy_vendor",
+        "from vllm_fl_dispatch import BackendImplKind as K, OpImpl, Verdict\n"
+        "no = lambda: Verdict.no('no device')\n"
+        "def register(registry):\n"
+        "    registry.register_many([\n"
+        "        OpImpl('silu_and_mul', 'vendor.lazy', K.VENDOR, 'nope.kernels:f', 'lazy'),\n"
+        "        OpImpl('silu_and_mul', 'vendor.far', K.VENDOR, 'nope:f', 'far', available=no)])\n",
+    ).parent
+    _, data = doctor(folder, VLLM_FL_PLUGIN_MODULES="lazy_vendor")
+    (line,) = data["problems"]
+    assert "silu_and_mul[vendor.lazy] of module lazy_vendor cannot be loaded: " in line
+    assert "there is no module nope, which nope.kernels:f names" in line
 
 
 def test_a_malformed_file_of_a_stranger(distribution: Callable[..., Path]) -> None:

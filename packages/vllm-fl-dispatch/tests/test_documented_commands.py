@@ -59,6 +59,13 @@ def test_commands_exist_with_their_options() -> None:
     assert [each for each in used if each[1] != ["config"] and not _exists(each[1])] == []
 
 
+def test_examples_that_load_a_module_of_their_folder_put_it_on_the_path() -> None:
+    page = PAGES["examples/README.md"]
+    commands = re.findall(r"`([^`\n]*VLLM_FL_PLUGIN_MODULES=[^`\n]*)`", page)
+    assert len(commands) >= 2
+    assert [each for each in commands if not each.startswith("PYTHONPATH=. ")] == []
+
+
 def test_nox_sessions_exist() -> None:
     noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     sessions = set(re.findall(r"^@nox\.session.*\ndef (\w+)", noxfile, re.MULTILINE))

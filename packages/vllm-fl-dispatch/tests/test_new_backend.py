@@ -53,6 +53,19 @@ def test_a_name_of_ours_is_refused(tmp_path: Path) -> None:
     assert ours
 
 
+@pytest.mark.parametrize("name", ["flagos", "stock", "vendor", "impl"])
+def test_a_word_of_policies_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DispatchError, match=f"'{name}' has a meaning in policies"):
+        write_backend(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_parent_is_there_before(tmp_path: Path) -> None:
+    with pytest.raises(DispatchError, match=r"--parent: .*nope is not there"):
+        write_backend("zeta", tmp_path / "nope")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["Acme", "1chip", "a b", "a__b", "", "../x"])
 def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DispatchError, match="accepted are lower-case words"):

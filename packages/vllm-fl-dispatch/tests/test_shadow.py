@@ -10,7 +10,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vllm_fl_dispatch import OpManager, PolicyError, SelectionPolicy, api, report_files
+from vllm_fl_dispatch import (
+    OpManager,
+    PolicyError,
+    SelectionPolicy,
+    api,
+    report_files,
+    report_reading,
+)
 from vllm_fl_dispatch.cli.commands import app
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.shadow import names
@@ -393,7 +400,7 @@ def test_reports_and_the_command_show_what_deviates(
     report_files.start(manager, tmp_path)
     manager.get_op("gelu_and_mul")(X)
     manager.get_op("silu_and_mul")(X)
-    (report,) = report_files.read(tmp_path)
+    (report,) = report_reading.read(tmp_path)
     assert [row["op"] for row in report["shadow"]] == ["silu_and_mul", "gelu_and_mul"], (
         "written at the first deviation, which comes first"
     )

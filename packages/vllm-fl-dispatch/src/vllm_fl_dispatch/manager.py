@@ -108,7 +108,7 @@ class OpManager:
 
     def _start_report(self) -> None:
         folder = read("VLLM_FL_REPORT")
-        if folder is None or self.report.on_news is not None:
+        if folder is None or not self.report.to_file or self.report.on_news is not None:
             return
         from vllm_fl_dispatch import report_files  # few processes need it
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_fl_dispatch.types import Query
 
 if TYPE_CHECKING:
+    from vllm_fl_dispatch.benching.inputs import Maker
     from vllm_fl_dispatch.ops.cases import Case
 
 #: A few roundings in float32; in half precision the exact result rounded once, or twice as
@@ -43,6 +44,8 @@ class OpSpec:
         pack, unpack: between the contract's result and the schema's.
         oracle: same arguments -> result in float64, the truth of the conformance tests.
         cases: the conformance cases.
+        bench_inputs: a `benching.inputs.Maker` -> new (arguments, options) of a call at the sizes
+            of a model, on its device: what `vllm-fl bench` and `tune` measure.
         canonical: (results, arguments, options) -> results, where the contract leaves something
             open, such as an order; applied to both sides before they are compared.
         max_ulp: dtype of a case -> tolerance of an implementation against the oracle, in units of
@@ -74,6 +77,7 @@ class OpSpec:
     unpack: Callable[[Any], Any] | None = None
     oracle: Callable[..., Any] | None = None
     cases: Callable[[], Iterable[Case]] | None = None
+    bench_inputs: Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     canonical: Callable[..., tuple[Any, ...]] | None = None
     max_ulp: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MAX_ULP))
     ulp_of: str | None = None

@@ -36,6 +36,10 @@ class Report:
 
     def __init__(self) -> None:
         self.enabled = False
+        #: May a file be written, where `VLLM_FL_REPORT` asks for one? Not by our own commands.
+        self.to_file = True
+        #: When a report for a file began.
+        self.started = ""
         #: Writes the report, where one is wanted; called when there is something new to tell.
         self.on_news: Callable[[], object] | None = None
         self._rows: dict[tuple[str, str, str], Row] = {}

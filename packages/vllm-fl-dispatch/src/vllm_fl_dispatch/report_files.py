@@ -8,11 +8,13 @@ sees half of one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from multiprocessing import util
 from pathlib import Path
 from types import FrameType
@@ -21,14 +23,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm_fl_dispatch.manager import OpManager
 
+#: What tells the processes of one start from those of another: the first one sets this variable,
+#: and those that it starts inherit it.
+RUN = "VLLM_FL_REPORT_RUN"
+
 
 def start(manager: OpManager, folder: Path) -> None:
     """Turn the report on and write it when this process ends.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be made, or not be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder)
+    manager.report.started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    first = f"{manager.report.started}, {socket.gethostname()} {os.getpid()}"
+    os.environ.setdefault(RUN, first)
     manager.report.enabled = True
 
     def save(*_: Any) -> None:
@@ -43,6 +52,17 @@ def start(manager: OpManager, folder: Path) -> None:
     # Children of multiprocessing that are forked forget what was to be done at the end.
     util.register_after_fork(manager, save_at_end)
     _save_on_sigterm(save)
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder where it is missing.
+
+    Raises:
+        OSError: it cannot be made, or not be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def save_at_end(manager: OpManager) -> None:
@@ -69,6 +89,8 @@ def content(manager: OpManager) -> dict[str, Any]:
         "pid": os.getpid(),
         "rank": rank(),
         "command": sys.argv,
+        "run": os.environ.get(RUN, ""),
+        "started": manager.report.started,
         "rows": manager.report.as_dicts(),
         "shadow": [] if manager.shadow is None else manager.shadow.as_dicts(),
         "failures": [
@@ -101,19 +123,6 @@ def rank() -> int | None:
 
 #: process -> its rank; a forked child has another one than its parent.
 _known: dict[int, int] = {}
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    """The reports in a folder, by rank and process; a file that is not one is passed over."""
-    found = []
-    for path in sorted(folder.glob("vllm-fl-*.json")):
-        try:
-            report = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(report, dict) and "rows" in report:
-            found.append(report)
-    return sorted(found, key=lambda r: (r["rank"] is None, r["rank"] or 0, r["pid"]))
 
 
 def _save_on_sigterm(save: Any) -> None:

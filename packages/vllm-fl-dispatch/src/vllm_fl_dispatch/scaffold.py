@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from vllm_fl_dispatch.errors import DispatchError
+from vllm_fl_dispatch.tokens import KIND_TOKENS
 
 #: What the template calls itself.
 TEMPLATE = "acme"
@@ -14,6 +15,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LEFT_OUT = ("__pycache__",)
 #: Distributions of ours: one of the same name would take their place.
 _TAKEN = ("ascend", "cuda", "dispatch", "flaggems", "reference")
+#: What policies say of others.
+WORDS = (*KIND_TOKENS, "impl", "default")
 
 
 def write_backend(name: str, parent: Path) -> Path:
@@ -23,7 +26,7 @@ def write_backend(name: str, parent: Path) -> Path:
         name: of the vendor, as it will be used in policies: ``vendor:NAME``.
 
     Raises:
-        DispatchError: the name is no such name, or the folder exists.
+        DispatchError: the name is no such name, or taken; the folder exists; `parent` does not.
     """
     name = name.replace("-", "_")
     if not _NAME.fullmatch(name):
@@ -36,6 +39,13 @@ def write_backend(name: str, parent: Path) -> Path:
             f"vllm-fl-{name} is a distribution of this project, and two of one name cannot be "
             "installed; accepted is any other name, such as the vendor's"
         )
+    if name in WORDS:
+        raise DispatchError(
+            f"{name!r} has a meaning in policies; accepted is any other name, such as the vendor's"
+        )
+    if not parent.is_dir():
+        what = "is no folder" if parent.exists() else "is not there"
+        raise DispatchError(f"--parent: {parent} {what}; accepted: a folder, which is there")
     folder = parent / f"vllm-fl-{name.replace('_', '-')}"
     if folder.exists():
         raise DispatchError(f"{folder} exists already; nothing was written")
@@ -44,7 +54,7 @@ def write_backend(name: str, parent: Path) -> Path:
 
 
 def _write(source: Path, target: Path, name: str) -> None:
-    target.mkdir(parents=True)
+    target.mkdir()
     for each in source.iterdir():
         if each.name in _LEFT_OUT:
             continue

@@ -48,7 +48,7 @@ def build(
         records.append(record)
         if record.status == "broken":
             logger.warning(
-                "plugin %s of %s was left out: %s", source.name, source.origin, record.error
+                "plugin %s of %s is broken: %s", source.name, source.origin, record.error
             )
     names = {name for r in records for name in (r.name, r.source.origin.distribution)}
     for name in sorted(disabled - names):

@@ -15,6 +15,7 @@ from vllm_fl_dispatch.benching.variants import Variant, available, variants
 from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.op_spec import OpSpec
+from vllm_fl_dispatch.resolution import Decision, Outcome
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ Tell = Callable[[str], object]
 def bench(manager: OpManager, op_name: str, setting: Setting, tell: Tell) -> list[Figure]:
     """Measure every available implementation of an operator.
 
-    The baseline of the ratios is the implementation that the policy selects, in the first mode.
+    The baseline of the ratios is the implementation that the policy selects, in the first of the
+    modes that it has; at a token count that it cannot be measured at there are no ratios.
 
     Returns:
         A figure for each token count and variant; those without figures say why in their note.
@@ -51,16 +53,14 @@ def bench(manager: OpManager, op_name: str, setting: Setting, tell: Tell) -> lis
         UnknownOp: no such operator.
     """
     spec = manager.registry.spec(op_name)
-    objection = inputs.objection(op_name, setting.shape)
+    objection = inputs.objection(spec, setting.shape)
     if objection:
         return [Figure(op_name, "", "", "", 0, note=objection)]
-    selected = manager.resolve(op_name).selected
     candidates, resolution = available(manager, spec)
+    selected = manager.resolve(op_name).selected
     candidates.sort(key=lambda c: c.impl is not selected)
     figures = [
-        Figure(
-            op_name, d.impl.impl_id, d.impl.impl_id, "", 0, note=f"{d.outcome.value}: {d.reason}"
-        )
+        Figure(op_name, d.impl.impl_id, d.impl.impl_id, "", 0, note=_objection(d))
         for d in resolution.decisions
         if not d.accepted
     ]
@@ -68,16 +68,29 @@ def bench(manager: OpManager, op_name: str, setting: Setting, tell: Tell) -> lis
     try:
         with torch.inference_mode():
             each = variants(manager, spec, candidates, setting.modes)
+            own = (v.label for v in each if selected and v.impl_id == selected.impl_id)
+            baseline = next(own, None)
             for tokens in setting.tokens:
-                figures += _at(spec, each, tokens, setting, tell)
+                figures += _at(spec, each, baseline, tokens, setting, tell)
     finally:
         if manager.policy is not policy:
             manager.set_policy(policy)
     return figures
 
 
+def _objection(decision: Decision) -> str:
+    # Of the failures only that to load it stands for every call.
+    failed = decision.outcome is Outcome.FAILED
+    return f"{'cannot be loaded' if failed else decision.outcome.value}: {decision.reason}"
+
+
 def _at(
-    spec: OpSpec, each: list[Variant], tokens: int, setting: Setting, tell: Tell
+    spec: OpSpec,
+    each: list[Variant],
+    baseline: str | None,
+    tokens: int,
+    setting: Setting,
+    tell: Tell,
 ) -> list[Figure]:
     """The figures of all variants at one token count."""
     maker = inputs.Maker(setting.shape, tokens, setting.dtype, setting.device)
@@ -89,7 +102,7 @@ def _at(
         tell(f"{spec.name}, {tokens} tokens: {label} is prepared")
         try:
             # Of its own: some implementations overwrite their arguments.
-            args, options = inputs.make(spec.name, maker)
+            args, options = inputs.make(spec, maker)
             variant.before()
             call = variant.on(args, options, tokens)
             moved = inputs.moved_bytes(spec.name, args, call())
@@ -105,14 +118,13 @@ def _at(
         setting.rounds,
         before=lambda label: by_label[label].before(),
     )
-    baseline = next(iter(samples.values()), None)
     found = []
     for label, variant in by_label.items():
         values: dict[str, Any] = {"note": notes.get(label, "")}
-        if baseline is not None and label in samples:
+        if label in samples:
             values = {
                 **summary(samples[label]),
-                "ratio": ratio(samples[label], baseline),
+                "ratio": ratio(samples[label], samples[baseline]) if baseline in samples else None,
                 "bytes": moved,
                 "note": _note(batches[label]),
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,11 +35,11 @@ class Figure:
         variant: implementation and mode, as `Variant.label` names them.
         time, host: medians in microseconds per call; device is None on a CPU.
         low, high: tenth and ninetieth percentile of the time.
-        ratio: median over the rounds of its time by the baseline's of the same round; None if
-            there is no baseline.
+        ratio: median over the rounds of its time by the baseline's of the same round; None where
+            the baseline has no time at this size.
         bytes: moved at least: inputs read once, outputs written once; None where that says
             nothing.
-        note: why there are no figures.
+        note: why there are no figures, or what is to be known about them.
     """
 
     op: str
@@ -119,3 +119,28 @@ def relative_costs(costs: Mapping[str, Mapping[int, float]]) -> dict[str, float]
         variant: geometric_mean([each[tokens] / least[tokens] for tokens in sizes])
         for variant, each in whole.items()
     }
+
+
+def not_measured(figures: Iterable[Figure]) -> Iterator[str]:
+    """A line for each variant and reason, with the operators and token counts it concerns."""
+    return _noted(figure for figure in figures if figure.time is None)
+
+
+def remarks(figures: Iterable[Figure]) -> Iterator[str]:
+    """The same for what was measured and has a note."""
+    return _noted(figure for figure in figures if figure.time is not None and figure.note)
+
+
+def _noted(figures: Iterable[Figure]) -> Iterator[str]:
+    concerned: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for figure in figures:
+        ops = concerned.setdefault((figure.variant, figure.note), {})
+        ops.setdefault(figure.op, []).append(figure.tokens)
+    for (variant, note), ops in concerned.items():
+        # 0 tokens: it concerns every size.
+        where = (f"{op} ({_counts(tokens)})" if any(tokens) else op for op, tokens in ops.items())
+        yield f"{variant or 'all'} of {', '.join(where)}: {note}"
+
+
+def _counts(tokens: Sequence[int]) -> str:
+    return f"{', '.join(map(str, tokens))} token{'s' if tokens != [1] else ''}"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vllm_fl_dispatch.benching.shapes import ModelShape
+from vllm_fl_dispatch.op_spec import OpSpec
 
 MAX_POSITION = 8192
 #: Tokens per block of the expert kernels; vLLM's Triton ones take 16 to 128.
@@ -101,19 +102,26 @@ _NEED_EXPERTS = {"topk_softmax", "grouped_topk", "moe_align_block_size", "moe_su
 _NO_BANDWIDTH = {"fused_experts", "moe_align_block_size"}
 
 
-def make(op: str, maker: Maker) -> tuple[Arguments, dict[str, Any]]:
+def known(spec: OpSpec) -> bool:
+    """Has this operator arguments in a model: of the table, or of its own?"""
+    return spec.bench_inputs is not None or spec.name in TABLE
+
+
+def make(spec: OpSpec, maker: Maker) -> tuple[Arguments, dict[str, Any]]:
     """New arguments and options of an operator."""
-    options = OPTIONS.get(op)
-    return TABLE[op](maker), options(maker) if options else {}
+    if spec.bench_inputs is not None:
+        return spec.bench_inputs(maker)
+    options = OPTIONS.get(spec.name)
+    return TABLE[spec.name](maker), options(maker) if options else {}
 
 
-def objection(op: str, shape: ModelShape) -> str | None:
+def objection(spec: OpSpec, shape: ModelShape) -> str | None:
     """Why an operator has no arguments in this model."""
-    if op not in TABLE:
-        return "its arguments in a model are not known here"
-    if op in _NEED_EXPERTS and not shape.experts:
+    if not known(spec):
+        return "its arguments in a model are not known: its OpSpec has no bench_inputs"
+    if spec.name in _NEED_EXPERTS and not shape.experts:
         return "the model has no experts"
-    if op == "grouped_topk" and not shape.expert_groups:
+    if spec.name == "grouped_topk" and not shape.expert_groups:
         return "the model does not route by groups"
     return None
 

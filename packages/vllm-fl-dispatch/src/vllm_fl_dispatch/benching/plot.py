@@ -12,6 +12,21 @@ from vllm_fl_dispatch.errors import PolicyError
 COLUMNS = 3
 
 
+def check(file: Path) -> None:
+    """Complain now about a file that could not be written when all is measured.
+
+    Raises:
+        PolicyError: matplotlib is not installed, or it knows no such kind of file.
+    """
+    canvas = canvas_class()().canvas
+    known = sorted(canvas.get_supported_filetypes())
+    if file.suffix and file.suffix[1:].lower() not in known:
+        raise PolicyError(
+            f"--plot: {file.name!r} is of no kind that matplotlib writes; accepted: "
+            f"{', '.join(f'.{each}' for each in known)}"
+        )
+
+
 def canvas_class() -> Any:
     """What pictures are drawn on.
 

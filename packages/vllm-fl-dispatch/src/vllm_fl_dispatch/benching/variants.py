@@ -76,15 +76,18 @@ class Variant:
 
 
 def available(manager: OpManager, spec: OpSpec) -> tuple[list[Candidate], Resolution]:
-    """The implementations that can run here, loaded, and the decisions about all."""
+    """The implementations that can run here, loaded, and the decisions about all.
+
+    One that cannot be loaded is decided about as one that failed, whatever the policy.
+    """
     policy = SelectionPolicy(per_op_order={spec.name: ALL})
-    resolution = manager.resolve(spec.name, policy=policy)
     found = []
-    for impl in resolution.accepted:
-        fn = manager.load(spec, impl)
+    for impl in manager.resolve(spec.name, policy=policy).accepted:
+        fn = manager.load(spec, impl, strict=False)
         if fn is not None:
             found.append(Candidate.of(spec, impl, fn, fn))
-    return found, resolution
+    # Asked again: what could not be loaded is known by now.
+    return found, manager.resolve(spec.name, policy=policy)
 
 
 def variants(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vllm_fl_dispatch.bisecting.policies import Choices
 from vllm_fl_dispatch.bisecting.search import Subset, remembered
@@ -48,7 +48,7 @@ class Trials:
 
     Args:
         command: program and arguments.
-        folder: where the output goes; made if it is missing.
+        folder: where the output goes; it is there.
         timeout: seconds after which a run counts as failed.
         tell: called with each finished run.
     """
@@ -71,19 +71,28 @@ class Trials:
         #: Does the command fail with exactly these operators served as at present?
         self.fails = remembered(self._run, tuple(choices.present))
 
+    def is_confirmed(self, on: Subset, *, failed: bool) -> bool:
+        """Does another run with these say the same?"""
+        return self._run(on) is failed
+
     def _run(self, on: Subset) -> bool:
         number = len(self.done) + 1
-        self._folder.mkdir(parents=True, exist_ok=True)
         output = self._folder / f"run-{number:03}.log"
         # Workers of the command take it over as it stands, whatever files and variables say.
         environment = {**os.environ, VARIABLE: spelled(self._choices.policy_with(on))}
         started = time.monotonic()
-        with output.open("wb") as file:
+        with self._opened(output) as file:
             code = self._wait(self._start(environment, file))
         trial = Trial(number, on, code, time.monotonic() - started, output)
         self.done.append(trial)
         self._tell(trial)
         return trial.failed
+
+    def _opened(self, output: Path) -> BinaryIO:
+        try:
+            return output.open("wb")
+        except OSError as error:
+            raise PolicyError(f"cannot keep the output of COMMAND: {error}") from error
 
     def _start(self, environment: dict[str, str], file: Any) -> subprocess.Popen[bytes]:
         try:

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from vllm_fl_dispatch import probing
+from vllm_fl_dispatch.cli.answers import Answers, answering, say
+from vllm_fl_dispatch.cli.tables import table
 from vllm_fl_dispatch.errors import PolicyError
+
+__all__ = [
+    "AsJson",
+    "app",
+    "asides",
+    "console",
+    "say",
+    "show",
+    "styled",
+    "table",
+    "writable",
+    "write_whole",
+]
+
 
 app = typer.Typer(
     name="vllm-fl",
@@ -26,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 #: What is printed is data: the brackets of `rms_norm[vendor.acme]` are no markup.
-console = Console(markup=False)
+console = Answers(markup=False)
 #: For what is not the answer: progress.
 asides = Console(stderr=True, markup=False)
 
@@ -56,22 +70,15 @@ def _options(
 def show(as_json: bool, data: Any, *tables: RenderableType) -> None:
     """Print `data` as JSON, or the tables."""
     if as_json:
-        print(json.dumps(data, indent=2))
+        say(json.dumps(data, indent=2))
         return
-    out = console
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        # In a pipe or a file a row is one line, so that it can be searched for.
-        out = Console(markup=False, width=10_000)
-    for table in tables:
-        out.print(table)
-
-
-def table(title: str, *columns: str, wrap: Collection[str] = ()) -> Table:
-    """A table in the house style; where it is too wide, the columns in `wrap` give way."""
-    made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
-    for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column not in wrap, min_width=len(column))
-    return made
+    with answering():
+        out: Console = console
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            # In a pipe or a file a row is one line, so that it can be searched for.
+            out = Console(markup=False, width=10_000)
+        for table in tables:
+            out.print(table)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
@@ -93,3 +100,30 @@ def writable(path: Path | None, option: str) -> None:
     if not os.access(target, os.W_OK):
         what = "cannot be written to" if target.exists() else "is not there"
         raise PolicyError(f"{option}: {target} {what}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that it is at no time half there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with answering():  # which may be the file
+        target = path.resolve()
+        special = path.exists() and not path.is_file()
+        if special or not os.access(target.parent, os.W_OK):
+            # A pipe or a device, or a file that is all that may be written to there.
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(target, text)
+
+
+def _replace(target: Path, text: str) -> None:
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        if target.exists():
+            shutil.copymode(target, draft)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

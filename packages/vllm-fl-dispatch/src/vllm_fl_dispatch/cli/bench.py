@@ -68,16 +68,18 @@ def bench(
     """Measure every available implementation of operators, in rounds that alternate.
 
     time: on the device, or on a CPU per call. host: until the call returns. ratio: time by that
-    of the implementation which the policy selects, in the same round.
+    of the implementation which the policy selects, in the same round; empty where that one has
+    no time. A narrow table leaves out columns that `--json` has.
     """
     setting = setting_of(model, tokens, modes, dtype, device, rounds)
     from vllm_fl_dispatch.benching import plot as picture
     from vllm_fl_dispatch.benching.bench import bench as measured
+    from vllm_fl_dispatch.benching.figures import not_measured, remarks
     from vllm_fl_dispatch.benching.timing import copy_ceiling
 
     if plot is not None:
         writable(plot, "--plot")
-        picture.canvas_class()
+        picture.check(plot)
     manager = get_default_manager()
     names, figures = chosen(manager, op or ()), []
     with progress(len(names)) as tell:
@@ -92,7 +94,8 @@ def bench(
     }
     lines = [
         f"{data['device']}, {dtype}, {setting.rounds} rounds; a copy moves {ceiling:.0f} GB/s",
-        *_not_measured(figures),
+        *remarks(figures),
+        *(f"not measured: {line}" for line in not_measured(figures)),
     ]
     ops = dict.fromkeys(figure.op for figure in figures if figure.time is not None)
     show(as_json, data, *(_table(name, figures, ceiling) for name in ops), *lines)
@@ -142,9 +145,8 @@ def chosen(manager: OpManager, ops: Sequence[str]) -> list[str]:
     from vllm_fl_dispatch.benching import inputs
 
     manager.ensure_built()
-    for name in ops:
-        manager.registry.spec(name)
-    return list(ops) or [name for name in manager.registry.op_names() if name in inputs.TABLE]
+    specs = [manager.registry.spec(name) for name in ops or manager.registry.op_names()]
+    return list(dict.fromkeys(spec.name for spec in specs if ops or inputs.known(spec)))
 
 
 @contextmanager
@@ -190,8 +192,10 @@ def surroundings(setting: Setting) -> dict[str, Any]:
 
 
 def _table(op: str, figures: Sequence[Figure], ceiling: float) -> Any:
-    made = table(op, "tokens", "implementation", "time µs", "p10..p90", "host µs", "GB/s",
-                 "of a copy", "ratio", "", wrap=["implementation", ""])  # fmt: skip
+    made = table(
+        op, "tokens", "implementation", "time µs", "p10..p90", "host µs", "GB/s", "of a copy",
+        "ratio", spare=["p10..p90", "of a copy", "GB/s", "host µs"],
+    )  # fmt: skip
     before = None
     for figure in figures:
         if figure.op != op or figure.time is None:
@@ -205,18 +209,7 @@ def _table(op: str, figures: Sequence[Figure], ceiling: float) -> Any:
             f"{figure.host:.2f}",
             "" if rate is None else f"{rate:.0f}",
             "" if rate is None else f"{rate / ceiling:.0%}",
-            f"{figure.ratio:.2f}",
-            figure.note,
+            "" if figure.ratio is None else f"{figure.ratio:.2f}",
         )
         before = figure.tokens
     return made
-
-
-def _not_measured(figures: Sequence[Figure]) -> Iterator[str]:
-    """A line for each reason, with the operators that it concerns."""
-    concerned: dict[tuple[str, str], dict[str, None]] = {}
-    for figure in figures:
-        if figure.time is None:
-            concerned.setdefault((figure.variant, figure.note), {})[figure.op] = None
-    for (variant, note), ops in concerned.items():
-        yield f"not measured: {variant or 'all'} of {', '.join(ops)}: {note}"

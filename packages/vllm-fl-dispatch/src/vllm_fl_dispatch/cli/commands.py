@@ -16,7 +16,11 @@ from vllm_fl_dispatch.cli import (
     tune,
     verify,
 )
+from vllm_fl_dispatch.cli.answers import Command
 from vllm_fl_dispatch.cli.app import app
+
+for each in (*app.registered_commands, *config.config.registered_commands):
+    each.cls = Command
 
 __all__ = [
     "app",

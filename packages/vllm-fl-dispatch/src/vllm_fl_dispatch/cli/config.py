@@ -10,7 +10,7 @@ import typer
 
 from vllm_fl_dispatch import startup
 from vllm_fl_dispatch.api import get_default_manager
-from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
+from vllm_fl_dispatch.cli.app import AsJson, app, say, show, styled, table
 from vllm_fl_dispatch.config import environment
 from vllm_fl_dispatch.config.effective import policy_from_file
 from vllm_fl_dispatch.explain import policy_settings
@@ -47,7 +47,7 @@ def schema() -> None:
     """Print the JSON schema of YAML policies, for editors and validators."""
     from vllm_fl_dispatch.config.schema import PolicyFile
 
-    print(json.dumps(PolicyFile.model_json_schema(), indent=2))
+    say(json.dumps(PolicyFile.model_json_schema(), indent=2))
 
 
 def _print(

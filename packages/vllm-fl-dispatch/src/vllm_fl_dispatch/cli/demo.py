@@ -12,6 +12,7 @@ import typer
 from vllm_fl_dispatch.api import get_default_manager, set_global_policy
 from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, styled, table
 from vllm_fl_dispatch.config.values import parse_per_op
+from vllm_fl_dispatch.errors import PolicyError
 from vllm_fl_dispatch.logger_manager import set_log_level
 from vllm_fl_dispatch.policy import PLATFORM, SelectionPolicy
 
@@ -45,6 +46,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Ask a model two questions through vLLM; say which implementation served which operator."""
+    _check_model(model)
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if "VLLM_FL_LOG_LEVEL" not in os.environ:
@@ -68,6 +70,21 @@ def demo(
     if not rows:
         asides.print("no layer was dispatched: is the plugin switched off?", style="red")
         raise typer.Exit(1)
+
+
+def _check_model(model: Path) -> None:
+    """Complain now about a path where no model is. Whether a name is one of a model is vLLM's to
+    say: it may be downloaded.
+
+    Raises:
+        PolicyError: nothing is there, or a folder without a configuration.
+    """
+    is_path = model.is_absolute() or len(model.parts) > 2 or model.parts[:1] in ((".",), ("..",))
+    if is_path and not model.exists():
+        raise PolicyError(f"--model: {model} is not there; accepted: a folder or name of a model")
+    configurations = ("config.json", "params.json")
+    if model.is_dir() and not any((model / name).is_file() for name in configurations):
+        raise PolicyError(f"--model: {model} has no {' or '.join(configurations)}: it is no model")
 
 
 def _policy(prefer: str | None, per_op: str | None) -> SelectionPolicy:

@@ -12,6 +12,10 @@ from vllm_fl_dispatch import explain as explaining
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.cli.app import AsJson, app, show, styled, table
 from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.platforms import devices
+
+#: What packages beside torch add to its types of devices, whether or not they are here.
+ADDED = ("npu",)
 
 
 @app.command()
@@ -49,7 +53,8 @@ def explain(
         "decision",
         "compiled",
         "reason",
-        wrap=["reason"],
+        below="reason",
+        spare=["compiled"],
     )
     for decision in resolution.decisions:
         impl = decision.impl
@@ -90,11 +95,11 @@ def hypothetical(
         known["dtype"] = dtype_named(dtype)
     if shape is not None:
         sizes = shape.lower().split("x")
-        if not all(size.isdigit() for size in sizes):
+        if not all(size.isdecimal() for size in sizes):
             raise PolicyError(f"--shape: {shape!r} is not of the form 16x4096")
         known["last_dim"], numel = int(sizes[-1]), prod(map(int, sizes))
     if device is not None:
-        known["device"] = device
+        known["device"] = _device_type(device)
     for text in facts:
         name, equals, value = text.partition("=")
         if not equals:
@@ -106,6 +111,30 @@ def hypothetical(
         if name.endswith("dtype"):
             known[name] = dtype_named(value)
     return known or None, numel
+
+
+def _device_type(name: str) -> str:
+    """A type of device that torch or a backend knows; none of it need be on this machine.
+
+    Raises:
+        PolicyError: nobody knows it.
+    """
+    manager = get_default_manager()
+    manager.ensure_built()
+    added = [*ADDED, *(spec.device_type for _, spec in devices(manager.records))]
+    if name not in added:
+        try:
+            import torch
+
+            return str(torch.device(name).type)
+        except ImportError:
+            pass  # Who has no torch has no list of its devices.
+        except RuntimeError as error:
+            raise PolicyError(
+                f"--device: {str(error).splitlines()[0]}; backends add "
+                f"{', '.join(dict.fromkeys(added))}"
+            ) from None
+    return name
 
 
 def dtype_named(name: str) -> Any:

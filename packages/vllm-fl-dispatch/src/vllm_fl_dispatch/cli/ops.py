@@ -20,8 +20,9 @@ def ops(as_json: AsJson = False) -> None:
     names = manager.registry.names()
     found = [(manager.resolve(op), manager.resolve(op, stock=True)) for op in names]
     made = table(
-        "Operators", "operator", "in vLLM's layers", "by a call", "next", wrap=["operator", "next"]
-    )
+        "Operators", "operator", "in vLLM's layers", "by a call", "next",
+        wrap=["next"], spare=["next"],
+    )  # fmt: skip
     for call, layer in found:
         selected = [_selected(layer), _selected(call)]
         more = [impl.impl_id for impl in call.accepted if impl.impl_id not in selected]

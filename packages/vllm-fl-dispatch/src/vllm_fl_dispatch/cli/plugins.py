@@ -23,7 +23,7 @@ def plugins(
     """List every plugin: from where, loaded or broken, how many implementations it added."""
     manager = get_default_manager()
     manager.ensure_built()
-    made = table("Plugins", "plugin", "from", "status", "implementations", "error", wrap=["error"])
+    made = table("Plugins", "plugin", "from", "status", "implementations", "error", below="error")
     for record in manager.records:
         made.add_row(
             record.name,

@@ -9,17 +9,51 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from vllm_fl_dispatch import report_files
 from vllm_fl_dispatch.cli.app import AsJson, app, asides, show, styled, table
+from vllm_fl_dispatch.errors import PolicyError
+from vllm_fl_dispatch.report_reading import by_run, read
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="What VLLM_FL_REPORT named.")],
+    last: Annotated[bool, typer.Option("--last", help="Only of the latest start.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which implementation served each operator in every process that left a report."""
-    reports = report_files.read(folder)
+    """Show which implementation served each operator in every process that left a report.
+
+    The processes of one start of a server stand together, the latest start last.
+    """
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "is not there"
+        raise PolicyError(f"FOLDER: {folder} {what}; accepted: the folder VLLM_FL_REPORT named")
+
+    def complain(text: str) -> None:
+        asides.print(text, style="yellow")
+
+    runs = by_run(read(folder, complain))
+    if last:
+        runs = dict(list(runs.items())[-1:])
+    reports = [each for run in runs.values() for each in run]
+    shown: list[RenderableType] = []
+    for run, of in runs.items():
+        title = f"What ran, started {run or 'at a time that was not recorded'}"
+        shown += _one_run(title if len(runs) > 1 or last else "What ran", of)
+    show(as_json, reports, *shown)
+    if not any(each["rows"] for each in reports):
+        found = (
+            f"{len(reports)} processes left a report and served no operator through vllm-fl: was "
+            "a model loaded, and is the plugin switched on?"
+            if reports
+            else f"no report in {folder}: vLLM leaves one, when it ends, in the folder that "
+            "VLLM_FL_REPORT names"
+        )
+        asides.print(found, style="red")
+    if not reports:
+        raise typer.Exit(1)
+
+
+def _one_run(title: str, reports: list[dict[str, Any]]) -> list[RenderableType]:
     rows: list[dict[str, str]] = []
     deviations: list[RenderableType] = []
     lines: list[RenderableType] = []
@@ -37,35 +71,24 @@ def report(
             for f in each["failures"]
         ]
         where = process if not rank else f"{process}, rank {rank}"
-        tables, others = _shadows(where, each.get("shadow", []))
+        tables, others = _shadows(where, each["shadow"])
         deviations += tables
         lines += others
         lines += [
             f"{process}: registered, but no such operator: {name}"
             for name in each["unknown_operators"]
         ]
-    show(as_json, reports, _what_ran(rows), *deviations, *lines)
-    if not any(each["rows"] for each in reports):
-        found = (
-            f"{len(reports)} processes left a report and served no operator through vllm-fl: was "
-            "a model loaded, and is the plugin switched on?"
-            if reports
-            else f"no report in {folder}: vLLM leaves one, when it ends, in the folder that "
-            "VLLM_FL_REPORT names"
-        )
-        asides.print(found, style="red")
-    if not reports:
-        raise typer.Exit(1)
+    return [_what_ran(title, rows), *deviations, *lines]
 
 
-def _what_ran(rows: list[dict[str, str]]) -> Table:
+def _what_ran(title: str, rows: list[dict[str, str]]) -> Table:
     # A column that says nothing makes the others narrow.
     columns = [
         name for name in ("rank", "process", "operator", "implementation", "mode", "layers",
                           "calls", "failures")
         if name not in ("rank", "failures") or any(row[name] for row in rows)
     ]  # fmt: skip
-    made = table("What ran", *columns, wrap=["process"])
+    made = table(title, *columns, wrap=["process"], spare=["layers", "mode"])
     for row in rows:
         made.add_row(*(row[name] for name in columns))
     return made

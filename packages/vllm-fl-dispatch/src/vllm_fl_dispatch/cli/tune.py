@@ -14,7 +14,7 @@ import typer
 
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.cli import bench as benching
-from vllm_fl_dispatch.cli.app import AsJson, app, show, table, writable
+from vllm_fl_dispatch.cli.app import AsJson, app, asides, say, show, table, writable, write_whole
 from vllm_fl_dispatch.config import measured
 
 
@@ -43,6 +43,7 @@ def tune(
     """
     writable(output, "--output")
     setting = benching.setting_of(model, tokens, "eager", dtype, device, rounds)
+    from vllm_fl_dispatch.benching.figures import not_measured
     from vllm_fl_dispatch.tuning.document import document
     from vllm_fl_dispatch.tuning.tune import MODES
     from vllm_fl_dispatch.tuning.tune import tune as tuned_one_by_one
@@ -58,9 +59,12 @@ def tune(
             tell(None)
     around = benching.surroundings(setting)
     text = document(_head(around), _measured_on(around), tuned)
-    if output is not None:
-        output.write_text(text, encoding="utf-8")
-    made = table("Tuned", "operator", "eager", "compiled", "", wrap=["eager", "compiled", ""])
+    chosen = any(each.eager for each in tuned)
+    if output is not None and chosen:
+        write_whole(output, text)
+    made = table(
+        "Tuned", "operator", "eager", "compiled", "note", wrap=["eager", "compiled"], below="note"
+    )
     for each in tuned:
         orders = ["|".join(c.order) if c else "" for c in (each.eager, each.compiled)]
         made.add_row(each.op, *orders, each.note)
@@ -70,10 +74,13 @@ def tune(
         "figures": [figure.as_dict() for each in tuned for figure in each.figures],
     }
     if output is None and not as_json:
-        print(text, end="")
+        say(text.rstrip("\n"))
     else:
-        show(as_json, data, made)
-    if not any(each.eager for each in tuned):
+        figures = (figure for each in tuned for figure in each.figures)
+        show(as_json, data, made, *(f"not measured: {line}" for line in not_measured(figures)))
+    if not chosen:
+        left = "" if output is None else f"; {output} is left as it was"
+        asides.print(f"nothing was chosen{left}", style="red")
         raise typer.Exit(1)
 
 

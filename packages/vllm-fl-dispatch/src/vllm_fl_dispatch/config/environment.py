@@ -97,6 +97,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_FL_LOG_LEVEL", "DEBUG, INFO, WARNING or ERROR"),
     Variable("VLLM_FL_DISPATCH_DEBUG", "1: log the whole resolution at each binding", parse_bool),
     Variable("VLLM_FL_CARRIED_POLICY", "written by set_global_policy for the workers; do not set"),
+    Variable("VLLM_FL_REPORT_RUN", "computed: which start of a server a report is of; do not set"),
     Variable("VLLM_FL_FINGERPRINT", "computed: identity of the selection; do not set"),
 )  # fmt: skip
 #: What a policy file replaces.

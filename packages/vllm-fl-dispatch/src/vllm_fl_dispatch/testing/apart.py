@@ -79,6 +79,7 @@ class Apart:
 
 def serve(connection: Connection) -> None:
     """The other process: answer until nobody asks."""
+    get_default_manager().report.to_file = False
     known: dict[tuple[str, str, str], tuple[Subject, dict[str, Case]]] = {}
     while True:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from vllm_fl_dispatch.benching.figures import Figure
+from vllm_fl_dispatch.benching.figures import Figure, not_measured
 from vllm_fl_dispatch.tuning.choice import NATIVE, STOCK, Choice
 
 
@@ -36,23 +36,34 @@ def document(head: Sequence[str], measured_on: Mapping[str, str], tuned: Sequenc
         head: lines of the comment at its beginning.
         measured_on: what the file is compared with where it is used; see `config/measured.py`.
     """
-    lines = [f"# {line}".rstrip() for line in head]
-    lines += ["", "measured_on:", *_mapping(measured_on, 1), ""]
-    lines.append("op_backends:")
-    chosen = [each for each in tuned if each.eager is not None]
-    for each in chosen:
-        assert each.eager is not None
-        lines += ["", *_comments(each, ("eager", "stock"), each.eager, 1)]
-        lines.append(f"  {each.op}: {_order(each.eager)}")
-    lines += ["", "", "compiled:", "  op_backends:"]
-    for each in chosen:
+    lines = [_comment(line) for line in head]
+    lines += ["", "measured_on:", *_mapping(measured_on, 1)]
+    eager, compiled = [], []
+    for each in tuned:
+        if each.eager is not None:
+            eager += ["", *_comments(each, ("eager", "stock"), each.eager, 1)]
+            eager.append(f"  {each.op}: {_order(each.eager)}")
         if each.compiled is not None:
-            lines += ["", *_comments(each, ("opaque", "compiled"), each.compiled, 2)]
-            lines.append(f"    {each.op}: {_order(each.compiled)}")
-    left = [f"# {each.op}: {each.note}" for each in tuned if each.note]
-    if left:
-        lines += ["", "# Not tuned:", *left]
+            compiled += ["", *_comments(each, ("opaque", "compiled"), each.compiled, 2)]
+            compiled.append(f"    {each.op}: {_order(each.compiled)}")
+    # A section that is there has something in it: an empty one is no mapping.
+    lines += ["", "op_backends:", *eager] if eager else []
+    lines += ["", "", "compiled:", "  op_backends:", *compiled] if compiled else []
+    left = [_comment(f"{each.op}: {each.note}") for each in tuned if each.note]
+    lines += ["", "# Not tuned:", *left] if left else []
+    absent = [*not_measured(figure for each in tuned for figure in each.figures)]
+    lines += ["", "# Not measured:", *map(_comment, absent)] if absent else []
     return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    """One line, whatever is in it: the message of an exception may have several, and colours."""
+    return f"# {_printable(text)}".rstrip()
+
+
+def _printable(text: str) -> str:
+    # YAML takes several characters for the end of a line, and others not at all.
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def _mapping(values: Mapping[str, str], depth: int) -> list[str]:
@@ -80,7 +91,7 @@ def _comments(tuned: Tuned, modes: tuple[str, ...], choice: Choice, depth: int) 
             *(_number(own[size].time if size in own else None) for size in sizes),
             _number(min(hosts, default=None)),
             "-" if cost is None else f"{cost:.2f}",
-            "; ".join(filter(None, notes)).partition("\n")[0],
+            _printable("; ".join(filter(None, notes)).partition("\n")[0]),
         ])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
