@@ -98,7 +98,10 @@ def test_a_device_with_another_selection_ends_the_start(run_vllm: Run) -> None:
         distributed_executor_backend="mp",
         **OPTIONS["cuda"],
     )
-    assert "the ranks of group tp:0 chose differently" in failed["stdout"] + failed["stderr"]
+    assert (
+        "the ranks of group tp:0 of ranks 0,1 chose differently"
+        in failed["stdout"] + failed["stderr"]
+    )
 
 
 EXACT = ("--dtype", "float32", "--tolerance", "0")

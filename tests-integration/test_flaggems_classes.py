@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ pytest.importorskip("triton", reason="the kernel that writes the cache is writte
 
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.kv_cache_interface import KVCacheLayout
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, MLAAttentionSpec
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+from vllm_fl_dispatch import OpNotSupported
 from vllm_fl_flaggems.vllm import plugin
 from vllm_fl_flaggems.vllm.attention import AttentionFLBackend
 from vllm_fl_flaggems.vllm.mla import MLAFLBackend
@@ -82,6 +84,31 @@ def test_the_cache_has_the_tokens_before_the_heads_in_memory() -> None:
     views(cache, 64)  # which refuses every other layout
     assert AttentionFLBackend.supported_kv_cache_layouts() == (KVCacheLayout.LBNHC,)
     assert KVCacheLayout.LBNHC.layer_view_order == order
+
+
+@pytest.mark.parametrize("backend", [AttentionFLBackend, MLAFLBackend])
+def test_a_cache_that_the_kernels_cannot_index_is_refused_before_it_is_allocated(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mla = backend is MLAFLBackend
+    heads, size, element = (1, 576, 576) if mla else (8, 128, 8 * 2 * 128)
+    kind = MLAAttentionSpec if mla else FullAttentionSpec
+    spec = kind(block_size=16, num_kv_heads=heads, head_size=size, dtype=torch.bfloat16)
+    fitting = (2**31 - 1) // (16 * element)
+    builder = backend.get_builder_cls()
+    built: list[Any] = []
+    above = builder.__mro__[1]
+    monkeypatch.setattr(above, "__init__", lambda *arguments: built.append(arguments))
+
+    def build(blocks: int | None) -> None:
+        config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=blocks))
+        builder(spec, ["layer"], config, torch.device("cpu"))
+
+    build(fitting)
+    build(None)
+    assert len(built) == 2
+    with pytest.raises(OpNotSupported, match=f"--num-gpu-blocks-override {fitting}"):
+        build(fitting + 1)
 
 
 def test_a_worker_replaces_aten_operators_after_its_device_is_set(

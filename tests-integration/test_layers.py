@@ -18,6 +18,7 @@ from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
+from vllm.platforms import current_platform
 
 import vllm_fl_dispatch as fl
 from vllm_fl_dispatch import BackendImplKind, OpImpl, SelectionPolicy, api
@@ -496,6 +497,14 @@ def test_where_all_is_stock_nothing_stands_before_vllms_own_code(
         # Calls of vLLM's own code are counted where a report was asked for; not in a traced model.
         api.get_default_manager().report.enabled = True
         assert stands_before() is (mode == 0)
+
+
+def test_rotary_layers_stay_vllms_own_where_models_want_query_and_key_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert any(layer.ops == ("rotary_embedding",) for layer in replaceable())
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda _: True)
+    assert not any(layer.ops == ("rotary_embedding",) for layer in replaceable())
 
 
 def test_a_weight_that_is_replaced_is_the_one_that_counts(built: Callable[..., Any]) -> None:

@@ -18,6 +18,16 @@ logger = get_logger(__name__)
 NAME = ATTENTION_BACKEND.name
 
 
+def is_dispatched(manager: OpManager) -> bool:
+    """Does the policy choose another attention than a stock platform's own, in either mode?"""
+    for compiled in (False, True):
+        policy = manager.current_policy().for_mode(compiled)
+        selected = manager.resolve(NAME, policy=policy, stock=True).selected
+        if selected is not None and selected.kind is not BackendImplKind.STOCK:
+            return True
+    return False
+
+
 def choose(
     manager: OpManager, explicit: Any, request: Any, own: Callable[[], str] | None = None
 ) -> str:
@@ -36,6 +46,8 @@ def choose(
     """
     if explicit is not None and not compat_attention.is_free_custom(explicit):
         return _honoured(explicit, request) if own is None else _left_to(own, explicit)
+    if explicit is None and own is not None and not is_dispatched(manager):
+        return own()
     facts = {fact: getattr(request, fact, None) for fact in ATTENTION_BACKEND.fact_names}
     facts["device"] = compat.device_type()
     query = Query(NAME, facts)

@@ -12,7 +12,7 @@ import torch
 
 from vllm_fl_dispatch import OpNotSupported
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.limits import INT32_MAX
+from vllm_fl_flaggems.impl.limits import check_cache
 
 MAX_HEAD_SIZE = 256
 
@@ -54,12 +54,7 @@ def views(cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tens
             f"a cache of shape {tuple(cache.shape)} has strides {cache.stride()}: FlagGems' "
             "attention reads the layout NHD only, where the tokens of a block lie behind each other"
         )
-    if blocks * block > INT32_MAX:
-        raise OpNotSupported(
-            f"a cache of {blocks * block} elements per layer: FlagGems' attention indexes "
-            f"{INT32_MAX}; give the cache less memory (--num-gpu-blocks-override "
-            f"{INT32_MAX // block}) or let another attention serve"
-        )
+    check_cache(blocks, block)
     tokens = cache.transpose(1, 2)
     return tokens[..., :head_size], tokens[..., head_size:]
 

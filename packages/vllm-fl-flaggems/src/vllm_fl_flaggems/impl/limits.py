@@ -21,6 +21,16 @@ def check_extent(x: torch.Tensor) -> None:
         raise OpNotSupported(f"{tuple(x.shape)} reaches beyond the 2**31 elements that it indexes")
 
 
+def check_cache(blocks: int, block: int) -> None:
+    """Raise OpNotSupported unless so many blocks of so many elements lie within 32 bits."""
+    if blocks * block > INT32_MAX:
+        raise OpNotSupported(
+            f"a cache of {blocks * block} elements per layer: FlagGems' attention indexes "
+            f"{INT32_MAX}; give the cache less memory (--num-gpu-blocks-override "
+            f"{INT32_MAX // block}) or let another attention serve"
+        )
+
+
 def on_known_ground(query: Query) -> Verdict:
     """On an accelerator, in float32, float16 or bfloat16, as far as is known."""
     if query.dtype is None or query.dtype in DTYPES:

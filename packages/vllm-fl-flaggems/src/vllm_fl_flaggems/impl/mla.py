@@ -14,7 +14,7 @@ import torch
 
 from vllm_fl_dispatch import OpNotSupported
 from vllm_fl_flaggems import library
-from vllm_fl_flaggems.impl.limits import INT32_MAX
+from vllm_fl_flaggems.impl.limits import check_cache
 
 #: Elements of an entry of the cache: a latent vector and a rotated key. Powers of two, both.
 RANK, ROTARY = 512, 64
@@ -74,8 +74,7 @@ class LatentAttention:
         blocks, block_size, _ = cache.shape
         if cache.stride(0) != block_size * cache.stride(1) or cache.stride(2) != 1:
             raise OpNotSupported(f"a cache of strides {cache.stride()}")
-        if blocks * cache.stride(0) > INT32_MAX:
-            raise OpNotSupported(f"a cache of {blocks * cache.stride(0)} elements per layer")
+        check_cache(blocks, cache.stride(0))
         query = query.contiguous()
         output = query.new_empty((requests, heads, RANK))
         self._kernel[(-(-heads // self._heads), requests)](

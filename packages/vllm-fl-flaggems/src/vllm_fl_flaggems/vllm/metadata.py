@@ -14,6 +14,20 @@ from vllm.v1.attention.backend import (
 )
 
 from vllm_fl_flaggems.impl.attention import Step
+from vllm_fl_flaggems.impl.limits import check_cache
+
+
+def check_cache_of(kv_cache_spec: Any, vllm_config: Any) -> None:
+    """Refuse the cache of a layer before it is allocated.
+
+    How many blocks it has is known only after the class was selected.
+
+    Raises:
+        OpNotSupported: it has more elements than the kernels index.
+    """
+    blocks = vllm_config.cache_config.num_gpu_blocks
+    if blocks is not None:
+        check_cache(blocks, kv_cache_spec.page_size_bytes // kv_cache_spec.dtype.itemsize)
 
 
 @dataclass
@@ -35,6 +49,7 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):  # type: ignore[misc]
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
+        check_cache_of(kv_cache_spec, vllm_config)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(

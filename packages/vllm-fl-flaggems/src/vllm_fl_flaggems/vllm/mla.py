@@ -11,6 +11,7 @@ from vllm.v1.attention.backends.mla import triton_mla
 
 from vllm_fl_flaggems.impl.mla import BLOCKS, RANK, ROTARY, LatentAttention
 from vllm_fl_flaggems.kernels import kv_cache as cache
+from vllm_fl_flaggems.vllm.metadata import check_cache_of
 
 
 class MLAFLBackend(triton_mla.TritonMLABackend):  # type: ignore[misc]  # vLLM is untyped to us
@@ -54,6 +55,12 @@ class MLAFLMetadataBuilder(triton_mla.TritonMLAMetadataBuilder):  # type: ignore
     query_len_support: ClassVar = getattr(
         triton_mla.MLACommonMetadataBuilder, "query_len_support", None
     )
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        check_cache_of(kv_cache_spec, vllm_config)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
 
 class MLAFLImpl(triton_mla.TritonMLAImpl):  # type: ignore[misc]  # same
