@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
 
     # As on a machine with the device, but for the device itself: vLLM runs on the host's.
     plugin.device_present = plugin.library_installed = Verdict.yes  # type: ignore[assignment]  # a test
+    plugin.DEVICE = replace(plugin.DEVICE, device_type="cpu")
     del plugin.vllm_fl_device
     manager = get_default_manager()
     manager.report.enabled = True
