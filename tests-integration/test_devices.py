@@ -99,7 +99,7 @@ def test_a_device_with_another_selection_ends_the_start(run_vllm: Run) -> None:
         **OPTIONS["cuda"],
     )
     assert (
-        "the ranks of group tp:0 of ranks 0,1 chose differently"
+        "the ranks of group tp:0 (ranks 0,1) chose differently"
         in failed["stdout"] + failed["stderr"]
     )
 

@@ -41,7 +41,7 @@ def test_a_rank_with_another_selection_ends_the_start(run_vllm: Run, empty_vllm:
     }
     failed = run_vllm(tree=empty_vllm, environ=environ, fails=True, **TWO)
     said = failed["stdout"] + failed["stderr"]
-    assert "the ranks of group tp:0 of ranks 0,1 chose differently" in said
+    assert "the ranks of group tp:0 (ranks 0,1) chose differently" in said
     (line, *_) = [line for line in said.splitlines() if "silu_and_mul: " in line]
     assert "reference.torch@" in line.partition(" by rank 0 on ")[0]
     assert "vendor.odd@" in line

@@ -88,7 +88,7 @@ def test_groups_that_vllm_calls_the_same_do_not_meet(monkeypatch: pytest.MonkeyP
         found = compat_ranks.tensor_parallel_group()
         assert found.store is store
         names.add(found.name)
-    assert names == {"tp:0 of ranks 0,1", "tp:0 of ranks 2,3"}
+    assert names == {"tp:0 (ranks 0,1)", "tp:0 (ranks 2,3)"}
 
 
 def test_what_layers_were_bound_to_counts(make_manager: Callable[..., OpManager]) -> None:

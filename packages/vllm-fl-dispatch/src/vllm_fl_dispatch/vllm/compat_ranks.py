@@ -36,7 +36,7 @@ def tensor_parallel_group() -> Group:
     group = get_tp_group()
     store = distributed_c10d._get_default_store() if group.world_size > 1 else None
     # Each process counts its own groups: vLLM's name for this one is "tp:0" in all of them.
-    name = f"{group.unique_name} of ranks {','.join(map(str, group.ranks))}"
+    name = f"{group.unique_name} (ranks {','.join(map(str, group.ranks))})"
     return Group(name, group.rank_in_group, group.world_size, store)
 
 
