@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm_fl_dispatch.ops.alignment_cases import choices, half_map
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
+from vllm_fl_dispatch.ops.cases import DTYPES, MANY_ROWS, Case, Maker
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +53,14 @@ def sum_cases() -> Iterable[Case]:
     """The cases of `moe_sum`."""
     for dtype in DTYPES:
         for topk in (1, 2, 4, 6, 8):
-            yield Case(f"{dtype}-top{topk}", _sum(dtype, 7, topk, 96), dtype=dtype)
+            yield Case(f"{dtype}-top{topk}", _sum(dtype, 7, topk, 128), dtype=dtype)
         yield Case(f"{dtype}-one-row", _sum(dtype, 1, 2, 512), dtype=dtype)
         yield Case(f"{dtype}-odd-width", _sum(dtype, 5, 2, 515), dtype=dtype)
         yield Case(f"{dtype}-zero-rows", _sum(dtype, 0, 2, 64), dtype=dtype)
         yield Case(f"{dtype}-row-stride", _wide_sum(dtype), dtype=dtype)
+        yield Case(f"{dtype}-odd-wide", _sum(dtype, 3, 2, 8200), dtype=dtype)
+    many = _sum("bfloat16", MANY_ROWS, 2, 16)
+    yield Case(f"bfloat16-{MANY_ROWS}-rows", many, dtype="bfloat16", rows=MANY_ROWS)
 
 
 def _sum(dtype: str, *shape: int) -> Any:
