@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from vllm_fl_dispatch import OpNotSupported
+from vllm_fl_dispatch.ops.experts_cases import experts_oracle
 
 # -- right implementations, as a kernel author would write them ---------------------------------
 
@@ -488,6 +489,13 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], str, str]] = {
     "scaled because of a bias": (
         "grouped_topk", scales_with_a_bias_only, "result 0 is off by",
         "float32-scaled-unnormalized-sigmoid",
+    ),
+    "router's weight on the input ignored": (
+        "fused_experts",
+        lambda x, *rest, apply_router_weight_on_input=False, **o: (
+            experts_oracle(x, *rest, **o).to(x.dtype)
+        ),
+        "result 0 is off by", "float32-weight-on-input",
     ),
     "changed random state": (
         "silu_and_mul", changes_the_process, "changed torch's random state", "float32-3d"

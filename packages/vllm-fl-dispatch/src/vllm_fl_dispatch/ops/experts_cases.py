@@ -98,11 +98,30 @@ def experts_cases() -> Iterable[Case]:
             dtype,
         )
         yield Case(
+            f"{dtype}-weight-on-input-gelu",
+            _experts(dtype, *_EXPERTS["top1"], "gelu"),
+            lambda m: {"apply_router_weight_on_input": True},
+            dtype,
+        )
+        yield Case(
+            f"{dtype}-weight-on-input-map",
+            _experts(dtype, *_EXPERTS["top1"], held=2),
+            lambda m: {
+                "apply_router_weight_on_input": True,
+                "expert_map": half_map(m, 4),
+                "global_num_experts": 4,
+            },
+            dtype,
+        )
+        yield Case(
             f"{dtype}-map",
             _experts(dtype, *rows, held=4),
             lambda m: {"expert_map": half_map(m, 8), "global_num_experts": 8},
             dtype,
         )
+    # The oracle goes through them one by one.
+    make = _experts("bfloat16", 1030, 64, 32, 4, 1)
+    yield Case("bfloat16-1030-rows", make, dtype="bfloat16", rows=1030)
 
 
 def _experts(
@@ -124,7 +143,9 @@ def _experts(
         # Weights of a size that keeps the rows of every stage near 1.
         w1 = m.normal(rows, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
         w2 = m.normal(rows, hidden, inner, dtype=dtype, scale=inner**-0.5)
-        weights = m.normal(tokens, topk).softmax(-1)
+        # The share of one choice among one would be 1, and show nothing.
+        scores = m.normal(tokens, topk)
+        weights = scores.softmax(-1) if topk > 1 else scores.sigmoid()
         chosen = choices(m, tokens, experts, topk, ids)
         return (m.normal(tokens, hidden, dtype=dtype), w1, w2, weights, chosen, activation)
 
