@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from vllm_fl_dispatch import OpNotSupported
+from vllm_fl_dispatch.ops.experts_cases import experts_oracle
 
 # -- right implementations, as a kernel author would write them ---------------------------------
 
@@ -82,6 +83,28 @@ def topk_softmax(
     return weights / weights.sum(-1, keepdim=True) if renormalize else weights, ids.int()
 
 
+def grouped_topk(
+    gating_output: Any,
+    topk: int,
+    renormalize: bool,
+    num_expert_group: int,
+    topk_group: int,
+    scoring_func: str = "softmax",
+    *,
+    routed_scaling_factor: float = 1.0,
+    e_score_correction_bias: Any = None,
+) -> Any:
+    logits, bias = gating_output.float(), e_score_correction_bias
+    scores = logits.softmax(-1) if scoring_func == "softmax" else logits.sigmoid()
+    groups = (scores if bias is None else scores + bias).unflatten(-1, (num_expert_group, -1))
+    ranks = groups.amax(-1) if bias is None else groups.topk(2, -1).values.sum(-1)
+    out = torch.ones_like(ranks).scatter(-1, ranks.topk(topk_group, -1).indices, 0).bool()
+    ids = groups.masked_fill(out[..., None], -torch.inf).flatten(-2).topk(topk, -1).indices
+    weights = scores.gather(-1, ids)
+    weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+    return (weights * routed_scaling_factor).contiguous(), ids.int()
+
+
 def dynamic_per_token_quant_int8(x: Any) -> Any:
     largest = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-10)
     return (x.float() * (127 / largest)).round().to(torch.int8).contiguous(), largest / 127
@@ -95,6 +118,7 @@ RIGHT = {
         fused_add_rms_norm,
         rotary_embedding,
         topk_softmax,
+        grouped_topk,
         dynamic_per_token_quant_int8,
     )
 }
@@ -239,6 +263,79 @@ def declines_too_late(x: Any, weight: Any, epsilon: float) -> Any:
     raise OpNotSupported("not after all")
 
 
+def ignores_epsilon(x: Any, *rest: Any, **options: Any) -> Any:
+    return rms_norm(x, rest[0], 1e-6, **options)
+
+
+def one_block_of_4096(x: Any, *rest: Any, **options: Any) -> Any:
+    result = rms_norm(x, *rest, **options)
+    result[..., 4096:] = 0
+    return result
+
+
+def first_rows_only(count: int) -> Callable[..., Any]:
+    def silu(x: Any) -> Any:
+        result = silu_and_mul(x)
+        result.reshape(-1, result.shape[-1])[count:] = 0
+        return result
+
+    return silu
+
+
+def reuses_its_result() -> Callable[..., Any]:
+    results: dict[Any, Any] = {}
+
+    def silu(x: Any) -> Any:
+        result = silu_and_mul(x)
+        return results.setdefault((result.shape, result.dtype), result).copy_(result)
+
+    return silu
+
+
+def keeps_the_first_copy(fn: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Of the argument at this place, as a kernel keeps a converted weight."""
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        kept = args[place]
+        if kept is not None:
+            if not hasattr(kept, "kept"):
+                kept.kept = kept.clone()
+            kept = kept.kept
+        return fn(*args[:place], kept, *args[place + 1 :], **options)
+
+    return kernel
+
+
+def rotates_gptj_without_options(*args: Any, **options: Any) -> Any:
+    return rotary_embedding(*args, **(options if args[-1] else {}))
+
+
+def renormalizes_with_a_bias(
+    gating: Any, topk: int, renormalize: bool = False, *, e_score_correction_bias: Any = None
+) -> Any:
+    bias = e_score_correction_bias
+    forced = renormalize or bias is not None
+    return topk_softmax(gating, topk, forced, e_score_correction_bias=bias)
+
+
+def scales_with_a_bias_only(*args: Any, **options: Any) -> Any:
+    if options.get("e_score_correction_bias") is None:
+        options.pop("routed_scaling_factor", None)
+    return grouped_topk(*args, **options)
+
+
+def changes_the_process(x: Any) -> Any:
+    torch.manual_seed(0)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    return silu_and_mul(x)
+
+
+def exits(x: Any) -> Any:
+    raise SystemExit(0)
+
+
 #: name -> (operator, function, what the kit says, a case that must be among the failed ones)
 FAULTS: dict[str, tuple[str, Callable[..., Any], str, str]] = {
     "variance from the rounded sum": (
@@ -344,4 +441,73 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], str, str]] = {
         "rotary_embedding", lambda *a, **o: (rotary_embedding(*a, **o)[0], None),
         "result 1 is NoneType, expected a tensor", "float32-neox-tokens",
     ),
+    "ignored epsilon": ("rms_norm", ignores_epsilon, "result 0 is off by", "float16-epsilon"),
+    "ignored epsilon, with residual": (
+        "fused_add_rms_norm",
+        lambda x, r, w, e, **o: fused_add_rms_norm(x, r, w, 1e-6, **o),
+        "result 0 is off by", "bfloat16-epsilon",
+    ),
+    "one block of 4096 columns": (
+        "rms_norm", one_block_of_4096, "result 0 is off by", "bfloat16-odd-wide-no-weight"
+    ),
+    "1024 rows": (
+        "silu_and_mul", first_rows_only(1024), "result 0 is off by", "bfloat16-65539-rows"
+    ),
+    "65535 rows": (
+        "silu_and_mul", first_rows_only(65535), "result 0 is off by", "bfloat16-65539-rows"
+    ),
+    "weight_offset taken for 1": (
+        "rms_norm",
+        lambda x, w, e, *, variance_size=None, weight_offset=0.0: rms_norm(
+            x, w, e, variance_size=variance_size, weight_offset=float(weight_offset != 0)
+        ),
+        "result 0 is off by", "float32-half-offset",
+    ),
+    "one buffer for all results": (
+        "silu_and_mul", reuses_its_result(), "changed result 0 of an earlier one", "float32-3d"
+    ),
+    "weight of the first call": (
+        "rms_norm", keeps_the_first_copy(rms_norm, 1),
+        "after weight changed in place: result 0 is off by", "bfloat16-3d-gemma",
+    ),
+    "copy of the first table": (
+        "rotary_embedding", keeps_the_first_copy(rotary_embedding, 4),
+        "after cos_sin_cache changed in place: result 0 is off by", "float32-gptj-tokens",
+    ),
+    "inverse ignored in GPT-J style": (
+        "rotary_embedding", rotates_gptj_without_options, "result 0 is off by",
+        "float32-inverse-gptj",
+    ),
+    "offset ignored in GPT-J style": (
+        "rotary_embedding", rotates_gptj_without_options, "result 0 is off by",
+        "float32-offset-gptj",
+    ),
+    "renormalized because of a bias": (
+        "topk_softmax", renormalizes_with_a_bias, "result 0 is off by",
+        "float32-bias-unnormalized",
+    ),
+    "scaled because of a bias": (
+        "grouped_topk", scales_with_a_bias_only, "result 0 is off by",
+        "float32-scaled-unnormalized-sigmoid",
+    ),
+    "router's weight on the input ignored": (
+        "fused_experts",
+        lambda x, *rest, apply_router_weight_on_input=False, **o: (
+            experts_oracle(x, *rest, **o).to(x.dtype)
+        ),
+        "result 0 is off by", "float32-weight-on-input",
+    ),
+    "changed random state": (
+        "silu_and_mul", changes_the_process, "changed torch's random state", "float32-3d"
+    ),
+    "changed threads": (
+        "silu_and_mul", changes_the_process, "changed the number of threads from", "float32-3d"
+    ),
+    "changed default dtype": (
+        "silu_and_mul", changes_the_process, "from torch.float32 to torch.float64", "float32-3d"
+    ),
+    "changed grad mode": (
+        "silu_and_mul", changes_the_process, "gradients are recorded from True", "float32-3d"
+    ),
+    "exit": ("silu_and_mul", exits, r"raised SystemExit: 0\n  at .*planted.py:\d+", "float32-3d"),
 }  # fmt: skip

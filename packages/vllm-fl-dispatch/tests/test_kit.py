@@ -29,9 +29,11 @@ from .conftest import impl
 from .planted import (
     FAULTS,
     RIGHT,
+    changes_the_process,
     crashes_without_rows,
     ignores_row_stride,
     rms_norm,
+    rotary_embedding,
     rotates_in_place,
     silu_and_mul,
 )
@@ -279,3 +281,32 @@ def test_a_schema_that_lacks_a_parameter_is_caught() -> None:
     tested = Subject(spec, impl("vendor.planted", op="gelu_and_mul"), silu_and_mul)
     with pytest.raises(AssertionError, match=r"does not fit gelu_and_mul.*approximate"):
         schema_is_that_of_the_contract(tested)
+
+
+def test_batch_invariance_is_checked_in_every_dtype_and_operator() -> None:
+    def nudged(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        little = 1e-3 * (x.dtype is torch.bfloat16 and len(x) > 1)
+        return (rms_norm(x.float(), *rest, **options) * (1 + little)).to(x.dtype)
+
+    def turned(*args: Any, **options: Any) -> Any:
+        query, key = rotary_embedding(*args, **options)
+        return query * (1 + 1.2e-7 * (len(query) > 1)), key
+
+    for op, fn in (("rms_norm", nudged), ("rotary_embedding", turned)):
+        with pytest.raises(AssertionError, match="alone differs from itself in the batch"):
+            rows_stand_alone(subject(op, fn, batch_invariant=True))
+
+
+def test_what_a_kernel_changed_in_the_process_is_set_back() -> None:
+    before = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled())
+    run_case(subject("silu_and_mul", changes_the_process), case_of("silu_and_mul", "float32-3d"))
+    assert (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()) == before
+
+
+def test_an_error_is_placed_in_the_kernels_own_code_not_in_torchs() -> None:
+    def folds(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.fold(x, 3, 3)
+
+    result = run_case(subject("silu_and_mul", folds), case_of("silu_and_mul", "float32-3d"))
+    line = folds.__code__.co_firstlineno + 1
+    assert result.message.endswith(f"at {__file__}:{line}, in folds")

@@ -13,9 +13,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vllm_fl_dispatch import PolicyError, Verdict, get_default_manager
+from vllm_fl_dispatch import PolicyError, SelectionPolicy, Verdict, get_default_manager
 from vllm_fl_dispatch.cli.commands import app
-from vllm_fl_dispatch.testing import Absent, subjects
+from vllm_fl_dispatch.testing import Absent, Outcome, runs, subjects
+from vllm_fl_dispatch.testing.apart import Apart
 from vllm_fl_dispatch.testing.assertions import parameters
 from vllm_fl_dispatch.testing.xfails import Xfail, read_xfails
 
@@ -35,7 +36,7 @@ def manager(default_manager: Any) -> Any:
 
 
 def test_verify_counts_the_cases_of_each_implementation() -> None:
-    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--json"])
+    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--here", "--json"])
     assert result.exit_code == 1
     data = json.loads(result.stdout)
     rows = {row["impl_id"]: row for row in data["rows"]}
@@ -50,7 +51,7 @@ def test_verify_counts_the_cases_of_each_implementation() -> None:
 
 
 def test_verify_prints_the_smallest_failing_case_to_be_pasted() -> None:
-    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--impl", "vendor.wrong"])
+    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--impl", "vendor.wrong", "--here"])
     assert result.exit_code == 1
     assert "silu_and_mul[vendor.wrong] fails the case float32-row-stride" in result.output
     assert "call = reproduce('silu_and_mul', 'float32-row-stride', 'vendor.wrong')" in result.output
@@ -70,11 +71,7 @@ def register(registrar):
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "verify", "silu_and_mul", "--impl", "vendor.wrong"],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(folder),
-            "VLLM_FL_PLUGIN_MODULES": "wrong_vendor",
-        },
+        env=environment(folder) | {"VLLM_FL_PLUGIN_MODULES": "wrong_vendor"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -93,7 +90,7 @@ def refuses_and_misses(x: torch.Tensor) -> torch.Tensor:
 
 def test_verify_prints_every_kind_of_failure_once(default_manager: Any) -> None:
     default_manager(impl("vendor.two", refuses_and_misses, empty_ok=True))
-    output = RUNNER.invoke(app, ["verify", "silu_and_mul"]).output
+    output = RUNNER.invoke(app, ["verify", "silu_and_mul", "--here"]).output
     assert output.count("silu_and_mul[vendor.two] fails the case") == 2
     assert "fails the case float32-one-dimension: raised RuntimeError: no vectors\n" in output
     assert "other cases (raised RuntimeError: no vectors): float16-one-dimension" in output
@@ -110,7 +107,7 @@ def test_verify_says_what_an_implementation_leaves_to_others(default_manager: An
             supports=lambda q: Verdict(q.dtype is torch.float32, "float32 only"),
         )
     )
-    arguments = ["verify", "silu_and_mul", "--impl", "vendor.float"]
+    arguments = ["verify", "silu_and_mul", "--impl", "vendor.float", "--here"]
     output = RUNNER.invoke(app, arguments, env={"COLUMNS": "200"}).output
     cases = json.loads(RUNNER.invoke(app, [*arguments, "--json"]).stdout)["rows"][0]["unsupported"]
     assert cases > 20
@@ -118,10 +115,67 @@ def test_verify_says_what_an_implementation_leaves_to_others(default_manager: An
 
 
 def test_verify_succeeds_and_says_when_there_is_nothing_to_test() -> None:
-    assert RUNNER.invoke(app, ["verify", "--impl", "vendor.right"]).exit_code == 0
+    assert RUNNER.invoke(app, ["verify", "--impl", "vendor.right", "--here"]).exit_code == 0
     nothing = RUNNER.invoke(app, ["verify", "--impl", "vendor.absent"])
     assert nothing.exit_code == 2
     assert "vendor.absent is not tested (1 operators): no such device" in nothing.output
+
+
+def test_verify_runs_the_structural_checks_of_what_passes_its_cases(default_manager: Any) -> None:
+    def wants_a_width(query: Any) -> bool:
+        return bool(query.last_dim % 2 == 0)
+
+    default_manager(impl("vendor.asks", silu_and_mul, supports=wants_a_width))
+    result = RUNNER.invoke(app, ["verify", "silu_and_mul", "--here"])
+    assert result.exit_code == 1
+    assert "fails the check predicate_bears_what_is_not_known: silu_and_mul" in result.output
+    assert "--op silu_and_mul --device cpu -k predicate_bears_what_is_not_known" in result.output
+    default_manager(impl("vendor.wrong", ignores_row_stride))
+    wrong = RUNNER.invoke(app, ["verify", "silu_and_mul", "--here"]).output
+    assert "silu_and_mul[vendor.wrong]: its checks run when its cases pass" in wrong
+
+
+def test_a_machine_without_a_compiler_skips_what_needs_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class InvalidCxxCompiler(RuntimeError):
+        pass
+
+    def compiles(subject: Any) -> None:
+        raise RuntimeError("backend='inductor' raised") from InvalidCxxCompiler("none works")
+
+    monkeypatch.setitem(runs._CHECKS, "views_compile_correctly", compiles)
+    (tested,), _ = subjects(get_default_manager(), impl_id="vendor.right")
+    result = runs.run(tested, runs.STRUCTURAL["views_compile_correctly"])
+    assert (result.outcome, result.message) == (Outcome.SKIPPED, "there is no C++ compiler")
+
+
+def test_what_cannot_be_loaded_is_no_absence(default_manager: Any) -> None:
+    default_manager(
+        impl("vendor.right", silu_and_mul),
+        impl("vendor.half", load=lambda: 1 / 0),
+        impl("vendor.absent", silu_and_mul, available=lambda: Verdict.no("no such device")),
+        policy=SelectionPolicy(strict=True),
+    )
+    _, absent = subjects(get_default_manager())
+    assert {each.impl.impl_id: each.broken for each in absent} == {
+        "vendor.half": True,
+        "vendor.absent": False,
+    }
+    result = RUNNER.invoke(app, ["verify", "--here"], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "silu_and_mul[vendor.half] cannot be loaded: ZeroDivisionError" in result.output
+    data = json.loads(RUNNER.invoke(app, ["verify", "--here", "--json"]).stdout)
+    assert [*data["broken"]] == ["silu_and_mul[vendor.half]"]
+    assert len(data["absent"]) == 1
+
+
+def test_what_only_this_process_knows_runs_here_beside_one_for_the_cases() -> None:
+    found, _ = subjects(get_default_manager(), impl_id="vendor.wrong")
+    cases = {case.name: case for case in found[0].cases()}
+    with Apart() as elsewhere:
+        assert elsewhere.run(found[0], cases["float32-one-row"]).outcome is Outcome.PASSED
+        assert elsewhere.run(found[0], cases["float32-row-stride"]).outcome is Outcome.FAILED
 
 
 def test_known_failures_are_read_with_their_reasons(tmp_path: Path) -> None:
@@ -174,8 +228,10 @@ def vllm_fl_register_ops(registrar):
 """
 
 
-def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "alone.py").write_text(PLUGIN)
+def conformance(
+    folder: Path, *arguments: str, plugin: str = PLUGIN
+) -> subprocess.CompletedProcess[str]:
+    (folder / "alone.py").write_text(plugin)
     command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "vllm_fl_dispatch.conformance"]
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=environment(folder), capture_output=True,
@@ -184,7 +240,8 @@ def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "VLLM_FL_PLUGIN_MODULES": "alone", "PYTHONPATH": path}
 
 
 def test_one_command_tests_an_implementation(tmp_path: Path) -> None:
@@ -202,6 +259,8 @@ def test_one_command_tests_an_implementation(tmp_path: Path) -> None:
         ([], "--impl is missing"),
         (["--impl", "vendor.gone"], "cannot be tested here:\nmoe_sum[vendor.gone]"),
         (["--impl", "vendor.alne"], "did you mean 'vendor.alone'"),
+        (["--impl", "vendor.alone", "--device", "toaster"], "--device: Expected one of cpu"),
+        (["--impl", "vendor.alone", "--device", "cpu:7"], "--device: 'cpu:7' is not there"),
         (["--impl", "vendor.alone", "--op", "silu"], "unknown operator 'silu'"),
         (["--impl", "vendor.alone", "--xfails", "gone.txt"], "gone.txt"),
         (["--impl", "vendor.alone", "--xfails", "idle.txt"], "no case matches silu_and_mul[x]"),
@@ -216,23 +275,68 @@ def test_a_wrong_question_is_answered_before_anything_runs(
     assert message in done.stderr
 
 
-KILLS = PLUGIN.replace(
-    "    gate, up", "    import os\n    if x.ndim == 3 and x.numel(): os.abort()\n    gate, up"
-)
+BROKEN = """
+    registrar.add(OpImpl("gelu_and_mul", "vendor.alone", BackendImplKind.VENDOR, vendor="alone",
+                         load=lambda: 1 / 0))
+"""
 
 
-def test_a_kernel_that_kills_its_process_fails_alone(tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(KILLS)
-    done = subprocess.run(
+def test_an_operator_that_cannot_be_loaded_fails(tmp_path: Path) -> None:
+    done = conformance(tmp_path, "--impl", "vendor.alone", "-k", "gelu", plugin=PLUGIN + BROKEN)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "cannot be loaded: ZeroDivisionError: division by zero" in done.stdout
+    assert "1 failed" in done.stdout
+
+
+def verify(
+    folder: Path, *arguments: str, modules: str = "alone"
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "vllm_fl_dispatch.cli", "verify", "silu_and_mul",
-         "--impl", "vendor.alone", "--apart", "--json"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
+         "--impl", "vendor.alone", "--json", *arguments],
+        cwd=folder,
+        env=environment(folder) | {"VLLM_FL_PLUGIN_MODULES": modules},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("does", "arguments", "message"),
+    [
+        ("os.abort()", [], "killed its process: signal 6 (SIGABRT)"),
+        ("os._exit(0)", [], "killed its process: exit code 0"),
+        ("sys.exit(0)", [], "raised SystemExit: 0"),
+        ("time.sleep(1000)", ["--timeout", "9"], "did not return within 9 seconds"),
+    ],
+)
+def test_a_kernel_that_takes_its_process_along_fails_alone(
+    tmp_path: Path, does: str, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "alone.py").write_text(
+        PLUGIN.replace(
+            "    gate, up",
+            "    import os, sys, time\n"
+            f"    if x.ndim == 3 and x.numel() and x.dtype is torch.float32: {does}\n"
+            "    print('a word')\n    gate, up",
+        )
+    )
+    done = verify(tmp_path, *arguments)
     assert done.returncode == 1, done.stderr
+    # What the kernel prints is no part of it.
     (row,) = json.loads(done.stdout)["rows"]
     messages = {failure["case"]: failure["message"] for failure in row["failures"]}
-    assert set(messages) == {"float32-3d", "float16-3d", "bfloat16-3d"}
-    assert set(messages.values()) == {"killed its process: signal 6 (SIGABRT)"}
+    assert set(messages) == {"float32-3d"}
+    assert {text.splitlines()[0] for text in messages.values()} == {message}
     assert row["passed"] > 30
+
+
+def test_a_module_that_was_asked_for_and_is_broken_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(PLUGIN)
+    (tmp_path / "torn.py").write_text("1 / 0")
+    done = verify(tmp_path, modules="alone,torn")
+    assert done.returncode == 1, done.stderr
+    data = json.loads(done.stdout)
+    assert data["rows"][0]["failed"] == 0
+    assert data["broken"] == {
+        "torn of VLLM_FL_PLUGIN_MODULES": "ZeroDivisionError: division by zero"
+    }

@@ -33,7 +33,7 @@ def cases() -> list[Any]:
         pytest.param(name, case, id=f"{name}-{case.name}")
         for name in plugin.OPERATORS
         for case in (*(SPEC[name].cases or tuple)(), *strided_cases(SPEC[name]))
-        if not case.heavy
+        if case.small
     ]
 
 

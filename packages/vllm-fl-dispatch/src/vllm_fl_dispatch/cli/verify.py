@@ -12,6 +12,7 @@ from rich.progress import Progress
 from vllm_fl_dispatch.api import get_default_manager
 from vllm_fl_dispatch.cli.app import AsJson, app, asides, console, show, styled, table
 from vllm_fl_dispatch.cli.explain import device_named
+from vllm_fl_dispatch.discovery import MODULES_VARIABLE
 
 #: heading -> outcome
 _COUNTS = {"pass": "passed", "unsup.": "unsupported", "skip": "skipped", "fail": "failed"}
@@ -23,40 +24,52 @@ def verify(
     impl: Annotated[str | None, typer.Option(help="Only this implementation.")] = None,
     device: Annotated[str, typer.Option(help="Where: cpu, cuda, npu, ...")] = "cpu",
     apart: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--apart/--here",
-            help="Run the cases in a process of their own, so that a kernel that kills it fails "
-            "alone. By default on devices other than the CPU.",
+            help="Run the cases in a process of their own, so that a kernel that kills it, or "
+            "does not return, fails alone; or in this one, for a debugger.",
         ),
-    ] = None,
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="With --apart: the seconds that one case may take.")
+    ] = 300,
     as_json: AsJson = False,
 ) -> None:
     """Compare every implementation that can run here with the float64 oracle of its contract.
 
-    Exit status 1 if a case fails, 2 if nothing could be tested.
+    What passes its cases is put to the structural checks too: shapes, predicates, compiled code.
+    Exit status 1 if one fails, or an implementation or a module of `VLLM_FL_PLUGIN_MODULES` is
+    broken; 2 if nothing could be tested.
     """
-    from vllm_fl_dispatch.testing import Outcome, run_case, subjects
+    from vllm_fl_dispatch.testing import Outcome, subjects
     from vllm_fl_dispatch.testing.apart import Apart
+    from vllm_fl_dispatch.testing.runs import STRUCTURAL
+    from vllm_fl_dispatch.testing.runs import run as run_here
 
     device_named(device)
-    found, absent = subjects(get_default_manager(), op=op, impl_id=impl, device=device)
+    manager = get_default_manager()
+    found, absent = subjects(manager, op=op, impl_id=impl, device=device)
     results: list[tuple[Any, list[Any]]] = []
-    if apart is None:
-        apart = device != "cpu"
     with (
         Progress(console=asides, transient=True, disable=not asides.is_terminal) as progress,
-        Apart() as elsewhere,
+        Apart(timeout) as elsewhere,
     ):
-        run = elsewhere.run if apart else run_case
+        run = elsewhere.run if apart else run_here
         work = [(subject, list(subject.cases())) for subject in found]
-        task = progress.add_task("", total=sum(len(cases) for _, cases in work))
+        task = progress.add_task("", total=sum(len(c) + len(STRUCTURAL) for _, c in work))
         for subject, cases in work:
             progress.update(task, description=str(subject).replace("[", r"\["))
             outcomes: list[Any] = []
             results.append((subject, outcomes))
             for case in cases:
                 outcomes.append(run(subject, case))
+                progress.advance(task)
+            # The checks make calls of cases: what failed there would fail here once more.
+            kinds = {result.outcome for result in outcomes}
+            right = Outcome.PASSED in kinds and Outcome.FAILED not in kinds
+            for check in STRUCTURAL.values() if right else ():
+                outcomes.append(run(subject, check))
                 progress.advance(task)
     rows = [_row(subject, of) for subject, of in results]
     made = table(f"Conformance on {device}", "operator", "implementation", "max ulp", *_COUNTS)
@@ -65,10 +78,25 @@ def verify(
         style = "red" if row["failed"] else None
         made.add_row(row["op"], row["impl_id"], f"{row['max_ulp']:.2f}", *counts, style=style)
     failed = [each for _, of in results for each in of if each.outcome is Outcome.FAILED]
-    untested = Counter((each.impl.impl_id, each.reason) for each in absent)
+    untested = Counter((each.impl.impl_id, each.reason) for each in absent if not each.broken)
     notes = [
         styled((f"{impl_id} is not tested ({count} operators): {reason}", "dim"))
         for (impl_id, reason), count in untested.items()
+    ]
+    broken = {str(each.impl): each.reason for each in absent if each.broken}
+    # One that is merely installed may be of no concern; these were asked for.
+    broken |= {
+        f"{record.name} of {MODULES_VARIABLE}": record.error
+        for record in manager.records
+        if record.status == "broken" and record.source.origin.entry_point == MODULES_VARIABLE
+    }
+    notes += [
+        styled((f"{what} cannot be loaded: {reason}", "red")) for what, reason in broken.items()
+    ]
+    notes += [
+        styled((f"{row['op']}[{row['impl_id']}]: its checks run when its cases pass", "dim"))
+        for row, (_, of) in zip(rows, results, strict=True)
+        if not any(each.case.name in STRUCTURAL for each in of)
     ]
     if impl is not None:
         # Asked about one, its author wants to know what it leaves to others.
@@ -79,13 +107,17 @@ def verify(
         ]
     show(
         as_json,
-        {"rows": rows, "absent": [{"impl": str(e.impl), "reason": e.reason} for e in absent]},
+        {
+            "rows": rows,
+            "absent": [{"impl": str(e.impl), "reason": e.reason} for e in absent if not e.broken],
+            "broken": broken,
+        },
         made,
         *notes,
     )
     if failed and not as_json:
         _explain(failed)
-    if failed:
+    if failed or broken:
         raise typer.Exit(1)
     if not any(row["passed"] for row in rows):
         asides.print("nothing was tested", style="red")

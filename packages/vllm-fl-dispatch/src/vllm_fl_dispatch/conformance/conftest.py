@@ -20,7 +20,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = parameters(selected.subjects, selected.xfails, selected.absent)
         # An implementation may have operators that this machine or release lacks.
         pairs += [
-            pytest.param(None, None, id=str(each.impl), marks=pytest.mark.skip(each.reason))
+            pytest.param(
+                each,
+                None,
+                id=str(each.impl),
+                marks=() if each.broken else pytest.mark.skip(each.reason),
+            )
             for each in selected.absent
         ]
         metafunc.parametrize(("subject", "case"), pairs)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_fl_dispatch.api import get_default_manager
+from vllm_fl_dispatch.cli.explain import device_named
 from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.testing.kit import Subject
 from vllm_fl_dispatch.testing.subjects import Absent, subjects
@@ -35,6 +36,7 @@ def select(config: pytest.Config) -> Selection:
     if config.option.impl is None:
         raise pytest.UsageError("--impl is missing: name the implementation to test")
     try:
+        device_named(config.option.device)
         found, absent = subjects(
             get_default_manager(),
             op=config.option.op,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, HALF, Case, Maker
+from vllm_fl_dispatch.ops.cases import DTYPES, HALF, MANY_ROWS, Case, Maker
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,7 @@ _INPUTS: dict[str, Callable[[Maker, str], torch.Tensor]] = {
     "one-dimension": lambda m, dtype: m.normal(2 * 64, dtype=dtype),
     "odd-width": lambda m, dtype: m.normal(7, 2 * 513, dtype=dtype, scale=3.0),
     "wide": lambda m, dtype: m.normal(83, 2 * 1728, dtype=dtype, scale=3.0),
+    "odd-wide": lambda m, dtype: m.normal(3, 2 * 8200, dtype=dtype, scale=3.0),
     "3d": lambda m, dtype: m.normal(2, 3, 2 * 64, dtype=dtype),
     "row-stride": lambda m, dtype: m.normal(5, 4 * 96, dtype=dtype)[:, : 2 * 96],
     "column-stride": lambda m, dtype: m.normal(5, 4 * 96, dtype=dtype)[:, ::2],
@@ -91,6 +92,12 @@ def _cases(
                 yield Case(f"{dtype}-{name}{ending}", _arguments(make, dtype, more), dtype=dtype)
     for dtype in HALF:
         yield Case(f"{dtype}-far-rows", _arguments(_far, dtype, more), dtype=dtype, heavy=True)
+    make = _arguments(_many, "bfloat16", more)
+    yield Case(f"bfloat16-{MANY_ROWS}-rows", make, dtype="bfloat16", rows=MANY_ROWS)
+
+
+def _many(m: Maker, dtype: str) -> torch.Tensor:
+    return m.normal(MANY_ROWS, 2 * 16, dtype=dtype)
 
 
 def _far(m: Maker, dtype: str) -> torch.Tensor:
@@ -123,3 +130,6 @@ def clamp_cases() -> Iterable[Case]:
                 lambda m: {"alpha": 1.702, "beta": 1.0},
                 dtype=dtype,
             )
+        make = _arguments(_INPUTS["3d"], dtype, lambda m: (1.5,))
+        yield Case(f"{dtype}-alpha", make, lambda m: {"alpha": 1.702}, dtype=dtype)
+        yield Case(f"{dtype}-beta", make, lambda m: {"beta": 1.0}, dtype=dtype)

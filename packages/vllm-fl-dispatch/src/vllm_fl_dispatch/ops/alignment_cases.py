@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import Case, Maker
+from vllm_fl_dispatch.ops.cases import MANY_ROWS, Case, Maker
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +89,18 @@ def align_cases() -> Iterable[Case]:
         make,
         lambda m: {"expert_map": half_map(m, 16), "ignore_invalid_experts": True},
     )
+    yield Case("int32-ignored", make, lambda m: {"ignore_invalid_experts": True})
+    yield Case(
+        "int32-padded-map",
+        make,
+        lambda m: {"expert_map": half_map(m, 16), "pad_sorted_ids": True},
+    )
+    yield Case(f"int32-{MANY_ROWS}-rows", _many_rows, rows=MANY_ROWS)
+
+
+def _many_rows(m: Maker) -> tuple[Any, ...]:
+    some = choices(m, 257, 8, 2)
+    return (some.repeat(MANY_ROWS // len(some) + 1, 1)[:MANY_ROWS], 64, 8)
 
 
 def half_map(m: Maker, experts: int) -> torch.Tensor:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: The dtypes that every floating-point contract covers, by name.
 DTYPES = ("float32", "float16", "bfloat16")
 HALF = ("float16", "bfloat16")
+#: More than one dimension of a grid of blocks may have, or 16 bits count.
+MANY_ROWS = 2**16 + 3
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Case:
         options: (Maker) -> keyword-only options of the contract.
         dtype: the dtype of the data, by name; tolerances are looked up under it.
         heavy: reserves gigabytes of address space; most of it is never touched.
+        rows: how many its data have, where they are above a thousand: what interprets kernels, an
+            instance of the program for each row, does well to leave these cases out.
     """
 
     name: str
@@ -37,6 +41,12 @@ class Case:
     options: Callable[[Maker], dict[str, Any]] = field(default=lambda m: {})
     dtype: str = "float32"
     heavy: bool = False
+    rows: int = 0
+
+    @property
+    def small(self) -> bool:
+        """Neither `heavy` nor of many rows."""
+        return not self.heavy and not self.rows
 
 
 def rows(query: Query, width: int, *, count: int = 2) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm_fl_dispatch.ops.alignment_cases import choices, half_map
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
+from vllm_fl_dispatch.ops.cases import DTYPES, MANY_ROWS, Case, Maker
 
 if TYPE_CHECKING:
     import torch
@@ -53,11 +53,14 @@ def sum_cases() -> Iterable[Case]:
     """The cases of `moe_sum`."""
     for dtype in DTYPES:
         for topk in (1, 2, 4, 6, 8):
-            yield Case(f"{dtype}-top{topk}", _sum(dtype, 7, topk, 96), dtype=dtype)
+            yield Case(f"{dtype}-top{topk}", _sum(dtype, 7, topk, 128), dtype=dtype)
         yield Case(f"{dtype}-one-row", _sum(dtype, 1, 2, 512), dtype=dtype)
         yield Case(f"{dtype}-odd-width", _sum(dtype, 5, 2, 515), dtype=dtype)
         yield Case(f"{dtype}-zero-rows", _sum(dtype, 0, 2, 64), dtype=dtype)
         yield Case(f"{dtype}-row-stride", _wide_sum(dtype), dtype=dtype)
+        yield Case(f"{dtype}-odd-wide", _sum(dtype, 3, 2, 8200), dtype=dtype)
+    many = _sum("bfloat16", MANY_ROWS, 2, 16)
+    yield Case(f"bfloat16-{MANY_ROWS}-rows", many, dtype="bfloat16", rows=MANY_ROWS)
 
 
 def _sum(dtype: str, *shape: int) -> Any:
@@ -95,11 +98,29 @@ def experts_cases() -> Iterable[Case]:
             dtype,
         )
         yield Case(
+            f"{dtype}-weight-on-input-gelu",
+            _experts(dtype, *_EXPERTS["top1"], "gelu"),
+            lambda m: {"apply_router_weight_on_input": True},
+            dtype,
+        )
+        yield Case(
+            f"{dtype}-weight-on-input-map",
+            _experts(dtype, *_EXPERTS["top1"], held=2),
+            lambda m: {
+                "apply_router_weight_on_input": True,
+                "expert_map": half_map(m, 4),
+                "global_num_experts": 4,
+            },
+            dtype,
+        )
+        yield Case(
             f"{dtype}-map",
             _experts(dtype, *rows, held=4),
             lambda m: {"expert_map": half_map(m, 8), "global_num_experts": 8},
             dtype,
         )
+    # The oracle goes through them one by one.
+    yield Case("float32-1030-rows", _experts("float32", 1030, 64, 32, 4, 1), rows=1030)
 
 
 def _experts(
@@ -121,7 +142,9 @@ def _experts(
         # Weights of a size that keeps the rows of every stage near 1.
         w1 = m.normal(rows, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
         w2 = m.normal(rows, hidden, inner, dtype=dtype, scale=inner**-0.5)
-        weights = m.normal(tokens, topk).softmax(-1)
+        # The share of one choice among one would be 1, and show nothing.
+        scores = m.normal(tokens, topk)
+        weights = scores.softmax(-1) if topk > 1 else scores.sigmoid()
         chosen = choices(m, tokens, experts, topk, ids)
         return (m.normal(tokens, hidden, dtype=dtype), w1, w2, weights, chosen, activation)
 

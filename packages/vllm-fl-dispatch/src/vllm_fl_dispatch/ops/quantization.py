@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm_fl_dispatch.op_spec import OpSpec
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker, rows
+from vllm_fl_dispatch.ops.cases import DTYPES, MANY_ROWS, Case, Maker, rows
 from vllm_fl_dispatch.types import Query
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ _INPUTS: dict[str, Any] = {
     "one-row": lambda m, dtype: m.normal(1, 512, dtype=dtype),
     "odd-width": lambda m, dtype: m.normal(7, 515, dtype=dtype),
     "wide": lambda m, dtype: m.normal(33, 4096, dtype=dtype),
+    "odd-wide": lambda m, dtype: m.normal(3, 8200, dtype=dtype),
     "3d": lambda m, dtype: m.normal(2, 3, 64, dtype=dtype),
     "row-stride": lambda m, dtype: m.normal(5, 160, dtype=dtype)[:, :96],
     "large": lambda m, dtype: m.normal(4, 64, dtype=dtype, scale=1e4),
@@ -76,6 +77,8 @@ def _cases() -> Iterable[Case]:
     for dtype in DTYPES:
         for name, make in _INPUTS.items():
             yield Case(f"{dtype}-{name}", _argument(make, dtype), dtype=dtype)
+    make = _argument(lambda m, dtype: m.normal(MANY_ROWS, 16, dtype=dtype), "bfloat16")
+    yield Case(f"bfloat16-{MANY_ROWS}-rows", make, dtype="bfloat16", rows=MANY_ROWS)
 
 
 def _argument(make: Any, dtype: str) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, HALF, Case, Maker
+from vllm_fl_dispatch.ops.cases import DTYPES, HALF, MANY_ROWS, Case, Maker
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def rotary_oracle(
 
 
 def table(
-    m: Maker, rotary_dim: int, dtype: str, *, length: int = 4096, base: float = 1e4
+    m: Maker, rotary_dim: int, dtype: str, *, length: int = 512, base: float = 1e4
 ) -> torch.Tensor:
     """A table of cosines and sines, [length, rotary_dim]; another seed has other angles."""
     import torch
@@ -83,8 +83,18 @@ _SHAPES = {
     "no-key": Shape(kv_heads=None),
     "no-key-256": Shape(16, None, 256, 256),
     "zero-key-heads": Shape(kv_heads=0),
+    "many-heads": Shape(66, 2, 128, 128),
 }
-_POSITIONS = {"tokens": (0, 1, 7, 1000, 4095), "zero-rows": ()}
+#: name -> (shape, options), each in both styles
+_OPTIONS: dict[str, tuple[Shape, dict[str, Any]]] = {
+    "offset": (Shape(2, 2, 96, 32), {"rope_dim_offset": 64}),
+    "inverse": (Shape(), {"inverse": True}),
+    "offset-inverse": (
+        Shape(2, None, 96, 32, three_d=True),
+        {"rope_dim_offset": 64, "inverse": True},
+    ),
+}
+_POSITIONS = {"tokens": (0, 1, 7, 100, 511), "zero-rows": ()}
 
 
 def rotary_cases() -> Iterable[Case]:
@@ -96,22 +106,24 @@ def rotary_cases() -> Iterable[Case]:
         for style in ("neox", "gptj"):
             yield Case(f"{dtype}-split-qkv-{style}", _split(dtype, _SHAPES[style]), dtype=dtype)
         yield Case(f"{dtype}-long-positions", _long(dtype), dtype=dtype)
-        yield Case(
-            f"{dtype}-offset",
-            _maker(dtype, (0, 3, 4000), Shape(2, 2, 96, 32)),
-            lambda m: {"rope_dim_offset": 64},
-            dtype=dtype,
-        )
-        yield Case(
-            f"{dtype}-inverse",
-            _maker(dtype, (0, 3, 4000), Shape()),
-            lambda m: {"inverse": True},
-            dtype=dtype,
-        )
+        for name, (shape, given) in _OPTIONS.items():
+            for neox, ending in ((True, ""), (False, "-gptj")):
+                make = _maker(dtype, (0, 3, 500), replace(shape, neox=neox))
+                yield Case(f"{dtype}-{name}{ending}", make, _these(given), dtype)
     for dtype in HALF:
         # The table as a layer makes it before anybody rounds it.
-        make = _maker(dtype, (0, 3, 4000), Shape(), table_dtype="float32")
+        make = _maker(dtype, (0, 3, 500), Shape(), table_dtype="float32")
         yield Case(f"{dtype}-float32-table", make, dtype=dtype)
+    make = _maker("bfloat16", _many_positions(), Shape(1, None, 32, 32))
+    yield Case(f"bfloat16-{MANY_ROWS}-rows", make, dtype="bfloat16", rows=MANY_ROWS)
+
+
+def _these(options: dict[str, Any]) -> Any:
+    return lambda m: options
+
+
+def _many_positions() -> tuple[int, ...]:
+    return tuple(row % 512 for row in range(MANY_ROWS))
 
 
 def _maker(

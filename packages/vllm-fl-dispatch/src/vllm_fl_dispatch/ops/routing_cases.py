@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm_fl_dispatch.ops.cases import DTYPES, Case, Maker
+from vllm_fl_dispatch.ops.cases import DTYPES, MANY_ROWS, Case, Maker
 
 if TYPE_CHECKING:
     import torch
@@ -92,11 +92,24 @@ def topk_cases() -> Iterable[Case]:
                 ending = "-renormalized" if renormalize else ""
                 make = _gating(dtype, tokens, experts, topk, renormalize)
                 yield Case(f"{dtype}-{name}{ending}", make, dtype=dtype)
-        make = _gating(dtype, 5, 64, 6, True)
-        yield Case(
-            f"{dtype}-bias", make, lambda m: {"e_score_correction_bias": _bias(m, 64)}, dtype
-        )
+        for renormalize in (False, True):
+            ending = "" if renormalize else "-unnormalized"
+            make = _gating(dtype, 5, 64, 6, renormalize)
+            yield Case(f"{dtype}-bias{ending}", make, _OPTIONS["bias"], dtype)
         yield Case(f"{dtype}-row-stride", _strided(dtype), dtype=dtype)
+    yield _many(_gating("bfloat16", _DISTINCT, 8, 2, True))
+
+
+#: As many rows are made, and repeated.
+_DISTINCT = 257
+
+
+def _many(make: Any) -> Case:
+    def many(m: Maker) -> tuple[Any, ...]:
+        gating, *rest = make(m)
+        return (gating.repeat(MANY_ROWS // _DISTINCT + 1, 1)[:MANY_ROWS], *rest)
+
+    return Case(f"bfloat16-{MANY_ROWS}-rows", many, dtype="bfloat16", rows=MANY_ROWS)
 
 
 def _gating(dtype: str, tokens: int, experts: int, *rest: Any) -> Any:
@@ -121,6 +134,15 @@ def _bias(m: Maker, experts: int) -> torch.Tensor:
     return m.normal(experts, scale=0.2)
 
 
+#: What may be given beside the scores of 64 experts.
+_OPTIONS: dict[str, Any] = {
+    "bias": lambda m: {"e_score_correction_bias": _bias(m, 64)},
+    "scaled": lambda m: {"routed_scaling_factor": 2.5},
+    "bias-scaled": lambda m: {
+        "e_score_correction_bias": _bias(m, 64),
+        "routed_scaling_factor": 2.5,
+    },
+}
 #: name -> (tokens, experts, topk, groups, topk_group)
 _GROUPS = {
     "one-row": (1, 16, 2, 4, 2),
@@ -140,18 +162,14 @@ def grouped_cases() -> Iterable[Case]:
             for name, shape in _GROUPS.items():
                 make = _grouped(dtype, scoring, True, *shape)
                 yield Case(f"{dtype}-{name}-{scoring}", make, dtype=dtype)
-            make = _grouped(dtype, scoring, False, *_GROUPS["rows"])
-            yield Case(f"{dtype}-unnormalized-{scoring}", make, dtype=dtype)
-            make = _grouped(dtype, scoring, True, *_GROUPS["rows"])
-            yield Case(
-                f"{dtype}-bias-scaled-{scoring}",
-                make,
-                lambda m: {
-                    "e_score_correction_bias": _bias(m, 64),
-                    "routed_scaling_factor": 2.5,
-                },
-                dtype,
-            )
+            for renormalize in (False, True):
+                make = _grouped(dtype, scoring, renormalize, *_GROUPS["rows"])
+                ending = scoring if renormalize else f"unnormalized-{scoring}"
+                if not renormalize:
+                    yield Case(f"{dtype}-{ending}", make, dtype=dtype)
+                for name, options in _OPTIONS.items():
+                    yield Case(f"{dtype}-{name}-{ending}", make, options, dtype)
+    yield _many(_grouped("bfloat16", "softmax", True, _DISTINCT, 8, 2, 2, 1))
 
 
 def _grouped(

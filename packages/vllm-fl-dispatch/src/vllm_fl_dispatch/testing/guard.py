@@ -1,4 +1,4 @@
-"""Did an implementation write, or return, memory that it must not?"""
+"""Did an implementation write, or return, memory that it must not, or change the process?"""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ import torch
 from vllm_fl_dispatch.contracts import positional_names
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
+from vllm_fl_dispatch.testing.state import State
 
 #: Storages above this are compared only where the arguments lie.
 MAX_STORAGE_BYTES = 2**26
 
 
 class Guard:
-    """Remembers the memory of a call's arguments, and of the tensors that they are views of."""
+    """Remembers the memory of a call's arguments, and of the tensors that they are views of; and
+    the state of the process."""
 
     def __init__(
-        self, spec: OpSpec, impl: OpImpl, args: tuple[Any, ...], options: Mapping[str, Any]
+        self,
+        spec: OpSpec,
+        impl: OpImpl,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        device: str,
     ) -> None:
         named = dict(zip(positional_names(spec), args, strict=False), **options)
         self._tensors = {name: v for name, v in named.items() if isinstance(v, torch.Tensor)}
@@ -32,6 +39,7 @@ class Guard:
         }
         for name, tensor in self._tensors.items():
             self._remember(tensor, writable=name in impl.mutates)
+        self._state = State(device)
 
     def _remember(self, tensor: torch.Tensor, *, writable: bool) -> None:
         storage = tensor.untyped_storage()
@@ -47,6 +55,7 @@ class Guard:
 
     def violations(self, results: Iterable[Any]) -> list[str]:
         """What was done wrong, in words."""
+        state = self._state.changes()
         problems = [
             f"changed its argument {name}"
             for name, before in self._copies.items()
@@ -56,7 +65,7 @@ class Guard:
             changed = (memory != before) & ~writable
             if not problems and bool(changed.any()):
                 problems.append("wrote outside its arguments, into a tensor they are views of")
-        return problems + self._aliases(results)
+        return problems + self._aliases(results) + state
 
     def _aliases(self, results: Iterable[Any]) -> list[str]:
         problems, seen = [], set()
@@ -78,6 +87,28 @@ class Guard:
                 problems.append(f"result {number} shares its memory with another result")
             seen.add(own)
         return problems
+
+
+class Kept:
+    """Results of earlier calls, which stay as they were."""
+
+    def __init__(self) -> None:
+        self._results: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    def problems(self, results: Iterable[Any]) -> list[str]:
+        """Which results of earlier calls are others now; these ones are kept as well."""
+        changed = {
+            number for number, result, before in self._results if not _same_bits(result, before)
+        }
+        self._results += [
+            (number, result, result.clone())
+            for number, result in enumerate(results)
+            if isinstance(result, torch.Tensor)
+        ]
+        return [
+            f"this call changed result {number} of an earlier one: return new memory"
+            for number in sorted(changed)
+        ]
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

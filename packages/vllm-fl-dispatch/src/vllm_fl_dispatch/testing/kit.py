@@ -7,20 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from vllm_fl_dispatch.contracts import lowered, positional_names
 from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_dispatch.op_impl import OpImpl
 from vllm_fl_dispatch.op_spec import OpSpec
-from vllm_fl_dispatch.ops.cases import Case, Maker
-from vllm_fl_dispatch.testing.compare import MAX_MEAN_ULP, deviation, mean_error
-from vllm_fl_dispatch.testing.guard import Guard
+from vllm_fl_dispatch.ops.cases import Case
+from vllm_fl_dispatch.testing.calls import calls
+from vllm_fl_dispatch.testing.guard import Guard, Kept
+from vllm_fl_dispatch.testing.places import place
+from vllm_fl_dispatch.testing.results import errors, misfits
 from vllm_fl_dispatch.testing.strided import strided_cases
-
-#: Two sets of numbers for each case: what an implementation kept of the first one shows.
-SEEDS = (0, 1)
 
 
 class Outcome(str, enum.Enum):
@@ -82,30 +79,34 @@ class Unsupported(Exception):
 
 
 def run_case(subject: Subject, case: Case) -> Result:
-    """Run one case and judge it: numbers, dtypes, shapes, memory. Raises nothing."""
-    worst, numel = 0.0, 0
-    for seed in SEEDS:
-        maker = Maker(subject.device, seed)
+    """Run one case and judge it: numbers, dtypes, shapes, memory, state. Raises nothing."""
+    worst, kept = 0.0, Kept()
+    made = calls(subject.spec, subject.impl, case, subject.device)
+    numel = 0
+    while True:
         try:
-            args, options = case.make(maker), case.options(maker)
+            call = next(made, None)
         except (MemoryError, RuntimeError) as error:
             if not case.heavy:
                 raise
             return Result(subject, case, Outcome.SKIPPED, message=f"not made: {_line(error)}")
-        numel = sum(v.numel() for v in args if isinstance(v, torch.Tensor))
+        if call is None:
+            return Result(subject, case, Outcome.PASSED, worst, numel=numel)
+        numel = call.numel
         try:
-            ulp, problems = _judge(subject, case, args, options)
+            ulp, problems = _judge(subject, case, call.args, call.options, kept)
         except Unsupported as why:
-            return Result(subject, case, Outcome.UNSUPPORTED, worst, str(why), numel, seed)
+            return Result(subject, case, Outcome.UNSUPPORTED, worst, str(why), numel, call.seed)
         worst = max(worst, ulp)
         if problems:
             message = "; ".join(problems)
-            return Result(subject, case, Outcome.FAILED, worst, message, numel, seed)
-    return Result(subject, case, Outcome.PASSED, worst, numel=numel)
+            if call.changed:
+                message = f"after {', '.join(call.changed)} changed in place: {message}"
+            return Result(subject, case, Outcome.FAILED, worst, message, numel, call.seed)
 
 
 def _judge(
-    subject: Subject, case: Case, args: tuple[Any, ...], options: dict[str, Any]
+    subject: Subject, case: Case, args: tuple[Any, ...], options: dict[str, Any], kept: Kept
 ) -> tuple[float, list[str]]:
     """(largest error in ulp, what is wrong) of one call."""
     spec, impl = subject.spec, subject.impl
@@ -114,7 +115,8 @@ def _judge(
     except Unsupported:
         raise
     except Exception as error:  # noqa: BLE001  # so may `supports`
-        return 0.0, [f"its supports raised {in_brief(error)}; it sees {', '.join(spec.fact_names)}"]
+        text = f"its supports raised {in_brief(error)}; it sees {', '.join(spec.fact_names)}"
+        return 0.0, [text + place(error)]
     # The truth is computed first: the implementation may overwrite what it is given.
     try:
         expected = as_tuple(spec.oracle(*args, **options)) if spec.oracle else None
@@ -122,7 +124,7 @@ def _judge(
     # A contract that is being written may raise anything.
     except Exception as error:  # noqa: BLE001
         return 0.0, [f"the contract's own oracle or shape function raised {in_brief(error)}"]
-    guard = Guard(spec, impl, args, options)
+    guard = Guard(spec, impl, args, options, subject.device)
     try:
         found = as_tuple(subject.fn(*given[0], **given[1]))
     except OpNotSupported as why:
@@ -130,45 +132,18 @@ def _judge(
         if problems:
             return 0.0, [f"declined the call ({why}) after it {problems[0]}"]
         raise Unsupported(str(why)) from why
-    # Whatever a kernel raises is the finding.
-    except Exception as error:  # noqa: BLE001
-        return 0.0, [f"raised {in_brief(error)}"]
-    problems = guard.violations(found)
+    # Whatever a kernel raises is the finding, and that it would end the process.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return 0.0, [f"raised {in_brief(error)}{place(error)}", *guard.violations(())]
+    problems = [*guard.violations(found), *kept.problems(found)]
     if shapes is not None:
-        misfits = _misfits(found, shapes)
-        if misfits:
-            return float("inf"), misfits + problems
+        wrong = misfits(found, shapes)
+        if wrong:
+            return float("inf"), wrong + problems
     if expected is None:
         return 0.0, problems
-    if len(found) != len(expected) or not all(map(_is_tensor, found)):
-        kinds = ", ".join(type(each).__name__ for each in found)
-        return float("inf"), [f"returned ({kinds}), the oracle {len(expected)} tensors", *problems]
-    if spec.canonical is not None:
-        found = spec.canonical(found, *args, **options)
-        expected = spec.canonical(expected, *args, **options)
-    unit = args[positional_names(spec).index(spec.ulp_of)].dtype if spec.ulp_of else None
-    worst = 0.0
-    for number, (result, truth) in enumerate(zip(found, expected, strict=True)):
-        if result is None or truth is None:
-            continue
-        if result.shape != truth.shape:
-            problems.append(f"result {number} means {list(result.shape)} elements, "
-                            f"expected {list(truth.shape)}")  # fmt: skip
-            continue
-        off = deviation(spec, case.dtype, result, truth, unit)
-        if off is not None:
-            if result.dtype.is_floating_point:
-                worst = max(worst, off.amount)
-            if not off.ok:
-                problems.append(f"result {number} is off by {off.text}")
-            elif result.element_size() == 2:
-                mean = mean_error(result, truth, spec.ulp_floor)
-                if abs(mean) > MAX_MEAN_ULP:
-                    problems.append(
-                        f"result {number} is off by {mean:+.3f} ulp in the mean: rounded "
-                        f"wrongly, or computed in too short a type; accepted {MAX_MEAN_ULP}"
-                    )
-    return worst, problems
+    worst, wrong = errors(spec, case.dtype, args, options, found, expected)
+    return worst, problems + wrong
 
 
 def _call_arguments(
@@ -200,32 +175,9 @@ def _call_arguments(
     return given
 
 
-def _misfits(found: tuple[Any, ...], shapes: tuple[Any, ...]) -> list[str]:
-    """Where results differ from what the contract's shape function says."""
-    if len(found) != len(shapes):
-        return [f"returned {len(found)} results, expected {len(shapes)}"]
-    problems = []
-    for number, (result, shape) in enumerate(zip(found, shapes, strict=True)):
-        if not isinstance(result, torch.Tensor) or shape is None:
-            if result is not shape:
-                wanted = None if shape is None else "a tensor"
-                problems.append(f"result {number} is {type(result).__name__}, expected {wanted}")
-            continue
-        for what in ("shape", "dtype", "device"):
-            have, want = getattr(result, what), getattr(shape, what)
-            if have != want:
-                have, want = (list(v) if what == "shape" else v for v in (have, want))
-                problems.append(f"result {number} has {what} {have}, expected {want}")
-    return problems
-
-
 def as_tuple(result: Any) -> tuple[Any, ...]:
     """Results as a tuple, also where there is one."""
     return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-
-def _is_tensor(value: Any) -> bool:
-    return value is None or isinstance(value, torch.Tensor)
 
 
 def _line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.ops.cases import Maker
 from vllm_fl_dispatch.registry import unknown_name
 from vllm_fl_dispatch.testing.kit import Result, Subject
+from vllm_fl_dispatch.testing.runs import STRUCTURAL
 from vllm_fl_dispatch.testing.subjects import subjects
 
 
@@ -86,6 +87,13 @@ def _text(value: Any) -> str:
 
 def explanation(result: Result) -> str:
     """What failed, the call, and how to make it again."""
+    if result.case.name in STRUCTURAL:
+        op, impl, device = result.subject.spec.name, result.subject.impl, result.subject.device
+        return (
+            f"{result.subject} fails the check {result.case.name}: {result.message}\n\n"
+            f"pytest --pyargs vllm_fl_dispatch.conformance --impl {impl.impl_id} --op {op} "
+            f"--device {device} -k {result.case.name}"
+        )
     return (
         f"{result.subject} fails the case {result.case.name}: {result.message}\n"
         f"{described(result)}\n\n{snippet(result)}"

@@ -9,7 +9,7 @@ import torch
 from vllm_fl_dispatch.contracts import lowered, positional_names
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing.kit import Subject, as_tuple
-from vllm_fl_dispatch.testing.served import served
+from vllm_fl_dispatch.testing.served import served_in_each_dtype
 
 #: Elements of the widest vector, and a multiple of all others.
 VECTOR = 64
@@ -40,14 +40,15 @@ def rows_stand_alone(subject: Subject) -> None:
         )
         return as_tuple(subject.fn(*some, **options))
 
-    for case in served(subject, limit=40):
-        tokens = case.make(Maker("cpu"))[names.index(rows[0])]
-        if tokens.dim() < 2 or len(tokens) < 2:
-            continue
-        if tokens.shape[-1] % VECTOR or tokens.stride(-1) != 1:
-            continue
+    def as_models_have_them(args: tuple[Any, ...]) -> bool:
+        tokens = args[names.index(spec.data[0])]
+        whole = tokens.shape[-1] % VECTOR == 0 and tokens.stride(-1) == 1
+        return tokens.dim() > 1 and len(tokens) > 1 and whole
+
+    for case in served_in_each_dtype(subject, limit=12, where=as_models_have_them):
         whole = call(case, slice(None))
-        for row in (0, len(tokens) - 1):
+        last = len(case.make(Maker("cpu"))[names.index(rows[0])]) - 1
+        for row in (0, last):
             part = slice(row, row + 1)
             for have, want in zip(call(case, part), whole, strict=True):
                 different = 0 if want is None else int((_bits(have) != _bits(want[part])).sum())

@@ -13,7 +13,7 @@ from vllm_fl_dispatch.ops.cases import Maker
 from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.testing.kit import Subject, as_tuple
 from vllm_fl_dispatch.testing.rows import rows_stand_alone
-from vllm_fl_dispatch.testing.served import light, served
+from vllm_fl_dispatch.testing.served import has_views, light, served
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
 from vllm_fl_dispatch.types import Query
 
@@ -168,7 +168,7 @@ def views_compile_correctly(subject: Subject) -> None:
     """
     call = opaque(manager_of(subject), subject.spec)
     torch.compiler.reset()  # what other operators compiled here does not count
-    for case in served(subject, limit=1, views=True):
+    for case in served(subject, limit=1, where=has_views):
         maker = Maker(subject.device)
         args, options = case.make(maker), case.options(maker)
         plan, tensors = _plan(args)

@@ -15,10 +15,15 @@ from vllm_fl_dispatch.types import Verdict
 
 @dataclass(frozen=True)
 class Absent:
-    """An implementation that cannot be tested here, and why."""
+    """An implementation that cannot be tested here, and why.
+
+    Attributes:
+        broken: it says that it is installed and available, and cannot be loaded.
+    """
 
     impl: OpImpl
     reason: str
+    broken: bool = False
 
 
 def subjects(
@@ -51,9 +56,12 @@ def subjects(
             if impl_id not in (None, impl.impl_id):
                 continue
             verdict = next(_refusals(manager, impl), None)
-            fn = manager.load(spec, impl) if verdict is None else None
-            if fn is None:
-                absent.append(Absent(impl, _reason(manager, impl, verdict)))
+            fn = manager.load(spec, impl, strict=False) if verdict is None else None
+            if verdict is not None:
+                absent.append(Absent(impl, verdict.reason))
+            elif fn is None:
+                reason = manager.failures.reason(impl, None) or "cannot be loaded"
+                absent.append(Absent(impl, reason, broken=True))
             else:
                 found.append(Subject(spec, impl, fn, device))
     if impl_id is not None and impl_id not in known:
@@ -66,9 +74,3 @@ def _refusals(manager: OpManager, impl: OpImpl) -> Iterator[Verdict]:
         verdict = manager.ask(question, impl)
         if not verdict:
             yield verdict
-
-
-def _reason(manager: OpManager, impl: OpImpl, verdict: Verdict | None) -> str:
-    if verdict is not None:
-        return verdict.reason
-    return manager.failures.reason(impl, None) or "cannot be loaded"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from vllm_fl_dispatch.benching.bench import Setting, Tell, bench
 from vllm_fl_dispatch.manager import OpManager
+from vllm_fl_dispatch.testing.apart import Apart
 from vllm_fl_dispatch.tuning import choice
 from vllm_fl_dispatch.tuning.choice import MARGIN, choose
 from vllm_fl_dispatch.tuning.document import Tuned
@@ -30,15 +31,16 @@ def tune(
         setting: its modes are `MODES`.
         deadline: of `time.monotonic`; operators that it does not leave time for are not tuned.
     """
-    for op in ops:
-        if deadline is not None and time.monotonic() > deadline:
-            yield Tuned(op, note="the budget was spent before its turn")
-        else:
-            yield _tune_one(manager, op, setting, tell)
+    with Apart() as elsewhere:
+        for op in ops:
+            if deadline is not None and time.monotonic() > deadline:
+                yield Tuned(op, note="the budget was spent before its turn")
+            else:
+                yield _tune_one(manager, op, setting, tell, elsewhere)
 
 
-def _tune_one(manager: OpManager, op: str, setting: Setting, tell: Tell) -> Tuned:
-    findings = verify(manager, op, setting.device, tell)
+def _tune_one(manager: OpManager, op: str, setting: Setting, tell: Tell, elsewhere: Apart) -> Tuned:
+    findings = verify(manager, op, setting.device, tell, run=elsewhere.run)
     figures = bench(manager, op, setting, tell)
     texts = {impl_id: finding.text for impl_id, finding in findings.items()}
     if not any(figure.time is not None for figure in figures):

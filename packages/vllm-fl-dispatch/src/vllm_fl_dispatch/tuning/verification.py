@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_fl_dispatch.manager import OpManager
-from vllm_fl_dispatch.testing import Outcome, Result, run_case, subjects
+from vllm_fl_dispatch.ops.cases import Case
+from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case, subjects
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,23 @@ class Finding:
 
 
 def verify(
-    manager: OpManager, op: str, device: str, tell: Callable[[str], object] = lambda text: None
+    manager: OpManager,
+    op: str,
+    device: str,
+    tell: Callable[[str], object] = lambda text: None,
+    *,
+    run: Callable[[Subject, Case], Result] = run_case,
 ) -> dict[str, Finding]:
-    """impl_id -> finding, for every implementation of an operator that can run here."""
+    """impl_id -> finding, for every implementation of an operator that can run here.
+
+    Args:
+        run: runs one case, here or in another process.
+    """
     found, absent = subjects(manager, op=op, device=device)
     findings = {each.impl.impl_id: Finding(False, each.reason) for each in absent}
     for subject in found:
         tell(f"verifying {subject}")
-        findings[subject.impl.impl_id] = judged(
-            [run_case(subject, case) for case in subject.cases()]
-        )
+        findings[subject.impl.impl_id] = judged([run(subject, case) for case in subject.cases()])
     return findings
 
 
