@@ -96,7 +96,7 @@ def ours(subject: Any, out: Any, *args: Any) -> Calls:
     """From the adapter to the opaque operator; and the operator that does nothing."""
     import torch
 
-    from vllm_fl_dispatch.testing.structure import manager_of
+    from vllm_fl_dispatch.testing.subjects import manager_of
     from vllm_fl_dispatch.torch_ops import NAMESPACE, PLAIN, opaque, without_options
 
     manager, spec = manager_of(subject), subject.spec

@@ -13,7 +13,7 @@ from vllm_fl_dispatch.probing import module_installed
 from vllm_fl_dispatch.testing import Subject, subjects
 from vllm_fl_dispatch.testing.kit import as_tuple
 from vllm_fl_dispatch.testing.served import served
-from vllm_fl_dispatch.testing.structure import manager_of
+from vllm_fl_dispatch.testing.subjects import manager_of
 
 pytestmark = pytest.mark.gpu
 

@@ -17,6 +17,7 @@ from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.ops.cases import Case, Maker
 from vllm_fl_dispatch.testing import Outcome, Result, Subject, run_case
 from vllm_fl_dispatch.testing.compare import mean_error, ulp_error
+from vllm_fl_dispatch.testing.functional import functional_form_is_right
 from vllm_fl_dispatch.testing.reproduce import described, snippet
 from vllm_fl_dispatch.testing.rows import rows_stand_alone
 from vllm_fl_dispatch.testing.structure import (
@@ -310,3 +311,42 @@ def test_an_error_is_placed_in_the_kernels_own_code_not_in_torchs() -> None:
     result = run_case(subject("silu_and_mul", folds), case_of("silu_and_mul", "float32-3d"))
     line = folds.__code__.co_firstlineno + 1
     assert result.message.endswith(f"at {__file__}:{line}, in folds")
+
+
+def add_and_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = (x + residual).contiguous()
+    return rms_norm(total, weight, epsilon), total
+
+
+def overwrites_the_residual(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    residual += x
+    return rms_norm(residual, weight, epsilon), residual
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (add_and_norm, None),
+        (overwrites_the_residual, "float32"),
+        (lambda x, residual, weight, epsilon: (x, residual), "ulp"),
+    ],
+)
+def test_the_form_for_compiled_code_is_tested_as_well(form: Any, said: str | None) -> None:
+    (spec,) = (spec for spec in SPECS if spec.name == "fused_add_rms_norm")
+    kernel = impl(
+        "vendor.acme",
+        overwrites_the_residual,
+        op=spec.name,
+        mutates=("x", "residual"),
+        load_functional=lambda: form,
+    )
+    subject = Subject(spec, kernel, overwrites_the_residual)
+    if said is None:
+        functional_form_is_right(subject)
+    else:
+        with pytest.raises(AssertionError, match=said):
+            functional_form_is_right(subject)

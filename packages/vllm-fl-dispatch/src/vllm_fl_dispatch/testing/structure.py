@@ -8,12 +8,12 @@ import torch
 
 from vllm_fl_dispatch.contracts import describe, lowered, signature_of
 from vllm_fl_dispatch.errors import in_brief
-from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.ops.cases import Maker
-from vllm_fl_dispatch.policy import SelectionPolicy
+from vllm_fl_dispatch.testing.functional import functional_form_is_right
 from vllm_fl_dispatch.testing.kit import Subject, as_tuple
 from vllm_fl_dispatch.testing.rows import rows_stand_alone
 from vllm_fl_dispatch.testing.served import has_views, light, served
+from vllm_fl_dispatch.testing.subjects import manager_of
 from vllm_fl_dispatch.torch_ops import NAMESPACE, opaque
 from vllm_fl_dispatch.types import Query
 
@@ -192,16 +192,6 @@ def views_compile_correctly(subject: Subject) -> None:
                 assert torch.equal(have, want), f"{case.name}: a tensor was changed through a view"
 
 
-def manager_of(subject: Subject) -> OpManager:
-    """A manager that knows just this implementation."""
-    manager = OpManager(SelectionPolicy(), sources=())
-    manager.ensure_built()
-    if subject.spec.name not in manager.registry.op_names():
-        manager.registry.add_spec(subject.spec)
-    manager.registry.register_impl(subject.impl)
-    return manager
-
-
 def _plan(args: tuple[Any, ...]) -> tuple[list[Any], list[torch.Tensor]]:
     """How to make the arguments again from whole tensors, and these tensors."""
     plan: list[Any] = []
@@ -232,4 +222,5 @@ CHECKS = (
     traceable_code_is_traced,
     views_compile_correctly,
     rows_stand_alone,
+    functional_form_is_right,
 )

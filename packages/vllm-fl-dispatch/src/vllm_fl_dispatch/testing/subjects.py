@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vllm_fl_dispatch.errors import DispatchError
 from vllm_fl_dispatch.manager import OpManager
 from vllm_fl_dispatch.op_impl import OpImpl
+from vllm_fl_dispatch.policy import SelectionPolicy
 from vllm_fl_dispatch.registry import unknown_name
 from vllm_fl_dispatch.testing.kit import Subject
 from vllm_fl_dispatch.types import Verdict
@@ -67,6 +68,17 @@ def subjects(
     if impl_id is not None and impl_id not in known:
         raise DispatchError(unknown_name("implementation", impl_id, known))
     return found, absent
+
+
+def manager_of(subject: Subject) -> OpManager:
+    """A manager that knows just this implementation."""
+    manager = OpManager(SelectionPolicy(), sources=())
+    manager.report.to_file = False
+    manager.ensure_built()
+    if subject.spec.name not in manager.registry.op_names():
+        manager.registry.add_spec(subject.spec)
+    manager.registry.register_impl(subject.impl)
+    return manager
 
 
 def _refusals(manager: OpManager, impl: OpImpl) -> Iterator[Verdict]:
