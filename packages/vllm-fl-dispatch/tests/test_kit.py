@@ -316,7 +316,7 @@ def test_an_error_is_placed_in_the_kernels_own_code_not_in_torchs() -> None:
 def add_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    total = (x + residual).contiguous()
+    total = (x + residual).to(x.dtype).contiguous()
     return rms_norm(total, weight, epsilon), total
 
 
