@@ -16,6 +16,7 @@ from vllm_fl_dispatch.ops.cases import Case
 from vllm_fl_dispatch.registry import Registrar
 from vllm_fl_dispatch.testing import Subject, subjects
 from vllm_fl_dispatch.testing.assertions import check, parameters
+from vllm_fl_dispatch.testing.functional import functional_form
 from vllm_fl_dispatch.types import Origin
 
 
@@ -37,10 +38,13 @@ def loaded_subjects() -> list[Subject]:
 
 # Triton's experts need a device.
 SUBJECTS = [each for each in loaded_subjects() if each.spec.name != "fused_experts"]
+FORMS = list(filter(None, map(functional_form, SUBJECTS)))
 #: What only the CPU's kernels refuse: rows that are no whole vectors, options of the rotation.
 REFUSED = ("odd", "-offset", "-inverse")
 PARAMETERS = [
-    each for each in parameters(SUBJECTS) if not any(word in str(each.id) for word in REFUSED)
+    each
+    for each in parameters([*SUBJECTS, *FORMS])
+    if not any(word in str(each.id) for word in REFUSED)
 ]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vllm_fl_dispatch import OpNotSupported, Verdict
+from vllm_fl_dispatch.derived import add_then_norm
 from vllm_fl_dispatch.op_spec import OpSpec
 from vllm_fl_dispatch.ops import SPECS
 from vllm_fl_dispatch.ops.cases import Case, Maker
@@ -313,13 +314,6 @@ def test_an_error_is_placed_in_the_kernels_own_code_not_in_torchs() -> None:
     assert result.message.endswith(f"at {__file__}:{line}, in folds")
 
 
-def add_and_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    total = (x + residual).to(x.dtype).contiguous()
-    return rms_norm(total, weight, epsilon), total
-
-
 def overwrites_the_residual(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -330,7 +324,7 @@ def overwrites_the_residual(
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (add_and_norm, None),
+        (add_then_norm(rms_norm), None),
         (overwrites_the_residual, "float32"),
         (lambda x, residual, weight, epsilon: (x, residual), "ulp"),
     ],

@@ -22,6 +22,7 @@ from vllm_fl_dispatch import OpNotSupported, SelectionPolicy  # noqa: E402
 from vllm_fl_dispatch.ops.cases import Case  # noqa: E402
 from vllm_fl_dispatch.testing import Subject  # noqa: E402
 from vllm_fl_dispatch.testing.assertions import check, parameters  # noqa: E402
+from vllm_fl_dispatch.testing.functional import functional_form  # noqa: E402
 from vllm_fl_dispatch.testing.rows import rows_stand_alone  # noqa: E402
 from vllm_fl_flaggems import aten  # noqa: E402
 from vllm_fl_flaggems.kernels import normalization, rotary  # noqa: E402
@@ -30,6 +31,7 @@ from vllm_fl_flaggems.plugin import OPERATORS  # noqa: E402
 ROOT = Path(__file__).parents[4]
 pytestmark = interpreted.NUMPY_IS_SILENT
 SUBJECTS, ABSENT = ours.load()
+FORMS = list(filter(None, map(functional_form, SUBJECTS)))
 
 
 def test_aten_operators_are_replaced_under_the_key_of_the_device() -> None:
@@ -65,7 +67,8 @@ def _can_be_interpreted(case: Case) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("subject", "case"), [p for p in parameters(SUBJECTS) if _can_be_interpreted(p.values[1])]
+    ("subject", "case"),
+    [p for p in parameters([*SUBJECTS, *FORMS]) if _can_be_interpreted(p.values[1])],
 )
 def test_case(subject: Subject, case: Case) -> None:
     check(subject, case)

@@ -8,6 +8,7 @@ import torch
 from vllm_fl_cuda.impl.gaps import without_gaps
 from vllm_fl_cuda.schema import compiled_operator, takes_none
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_dispatch.derived import add_then_norm
 from vllm_fl_dispatch.handles import Call
 
 _NEEDS_WEIGHT = "the compiled operator of this vLLM needs a weight"
@@ -67,14 +68,5 @@ def make_fused_add_rms_norm() -> Call:
 
 
 def make_functional_fused_add_rms_norm() -> Call:
-    """`fused_add_rms_norm` in two kernels that overwrite nothing: less to move than copies of both
-    arguments would be."""
-    norm = make_rms_norm()
-
-    def fused_add_rms_norm(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = (x + residual).contiguous()
-        return norm(total, weight, epsilon), total
-
-    return fused_add_rms_norm
+    """`fused_add_rms_norm` in two kernels that overwrite nothing."""
+    return add_then_norm(make_rms_norm())

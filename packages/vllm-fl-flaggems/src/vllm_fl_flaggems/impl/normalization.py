@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from vllm_fl_dispatch import OpNotSupported, Query, Verdict
+from vllm_fl_dispatch.derived import add_then_norm
 from vllm_fl_dispatch.handles import Call
 from vllm_fl_flaggems import library
 from vllm_fl_flaggems.impl.limits import check_extent, on_known_ground
@@ -64,14 +65,5 @@ def make_fused_add_rms_norm() -> Call:
 
 
 def make_functional_fused_add_rms_norm() -> Call:
-    """`fused_add_rms_norm` in two kernels that overwrite nothing: less to move than copies of both
-    arguments would be."""
-    norm = make_rms_norm()
-
-    def fused_add_rms_norm(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, epsilon: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = (x + residual).contiguous()
-        return norm(total, weight, epsilon), total
-
-    return fused_add_rms_norm
+    """`fused_add_rms_norm` in two kernels that overwrite nothing."""
+    return add_then_norm(make_rms_norm())
