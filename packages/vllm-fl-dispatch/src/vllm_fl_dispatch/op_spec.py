@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from vllm_fl_dispatch.types import Query
 
 if TYPE_CHECKING:
-    from vllm_fl_dispatch.benching.inputs import Maker
     from vllm_fl_dispatch.ops.cases import Case
 
 #: A few roundings in float32; in half precision the exact result rounded once, or twice as
@@ -77,7 +76,7 @@ class OpSpec:
     unpack: Callable[[Any], Any] | None = None
     oracle: Callable[..., Any] | None = None
     cases: Callable[[], Iterable[Case]] | None = None
-    bench_inputs: Callable[[Maker], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    bench_inputs: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     canonical: Callable[..., tuple[Any, ...]] | None = None
     max_ulp: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_MAX_ULP))
     ulp_of: str | None = None
