@@ -74,8 +74,12 @@ def test_custom_operator() -> None:
 def test_both_kernels_of_the_custom_operator_pass_the_kit() -> None:
     printed = run("-m", "vllm_fl_dispatch.cli", "verify", "squared_relu", "--device", "cpu",
                   "--json", VLLM_FL_PLUGIN_MODULES="custom_operator")  # fmt: skip
-    passed = {row["impl_id"]: row["passed"] for row in json.loads(printed)["rows"]}
-    assert passed == {"vendor.mine": 9, "reference.mine": 9}
+    rows = {row["impl_id"]: row for row in json.loads(printed)["rows"]}
+    assert set(rows) == {"vendor.mine", "reference.mine"}
+    for row in rows.values():
+        # The cases of the example, and the checks of structure.
+        assert row["passed"] > 9
+        assert row["failed"] == 0
 
 
 def test_both_kernels_of_the_custom_operator_are_measured() -> None:
