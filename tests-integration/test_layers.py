@@ -223,6 +223,16 @@ def test_what_fails_on_a_tiny_input_is_passed_over_when_the_layer_is_built(
         built(SiluAndMul, strict, mode=mode)
 
 
+def register_in_place(add: Callable[..., Any]) -> None:
+    """A kernel that overwrites both arguments of the norm with a residual."""
+    manager = fl.get_default_manager()
+    manager.ensure_built()
+    manager.registry.register_impl(
+        OpImpl("fused_add_rms_norm", "vendor.inplace", BackendImplKind.VENDOR, add, "inplace",
+               mutates=("x", "residual"), empty_ok=True)
+    )  # fmt: skip
+
+
 def test_an_in_place_kernel_that_was_tried_runs_on_the_arguments_at_once(
     built: Callable[..., Any],
 ) -> None:
@@ -230,12 +240,7 @@ def test_an_in_place_kernel_that_was_tried_runs_on_the_arguments_at_once(
         residual.add_(x)
         return x, residual
 
-    manager = fl.get_default_manager()
-    manager.ensure_built()
-    manager.registry.register_impl(
-        OpImpl("fused_add_rms_norm", "vendor.inplace", BackendImplKind.VENDOR, add, "inplace",
-               mutates=("x", "residual"), empty_ok=True)
-    )  # fmt: skip
+    register_in_place(add)
     layer = built(lambda: RMSNorm(8), SelectionPolicy(prefer="vendor"))
     residual = torch.ones(2, 8)
     _, total = layer(torch.ones(2, 8), residual)
@@ -250,12 +255,7 @@ def test_an_in_place_kernel_is_right_on_columns_in_compiled_code(
         x.copy_(residual * 2)
         return x, residual
 
-    manager = fl.get_default_manager()
-    manager.ensure_built()
-    manager.registry.register_impl(
-        OpImpl("fused_add_rms_norm", "vendor.inplace", BackendImplKind.VENDOR, add, "inplace",
-               mutates=("x", "residual"), empty_ok=True)
-    )  # fmt: skip
+    register_in_place(add)
     layer = built(lambda: RMSNorm(8), SelectionPolicy(prefer="vendor"), mode=3)
 
     def model(x: Any, residual: Any) -> Any:

@@ -344,3 +344,24 @@ def test_the_form_for_compiled_code_is_tested_as_well(form: Any, said: str | Non
     else:
         with pytest.raises(AssertionError, match=said):
             functional_form_is_right(subject)
+
+
+def test_a_declared_limit_keeps_strided_weights_from_a_kernel() -> None:
+    def takes_weights_for_contiguous(
+        x: torch.Tensor, weight: torch.Tensor | None, epsilon: float
+    ) -> torch.Tensor:
+        if weight is not None:
+            weight = weight.as_strided(weight.shape, (1,))
+        return rms_norm(x.contiguous(), weight, epsilon)
+
+    (spec,) = (spec for spec in SPECS if spec.name == "rms_norm")
+
+    def outcomes(**limits: Any) -> set[Outcome]:
+        kernel = impl("vendor.acme", takes_weights_for_contiguous, op=spec.name, **limits)
+        subject = Subject(spec, kernel, takes_weights_for_contiguous)
+        cases = [case for case in subject.cases() if case.name.endswith("strided-weight")]
+        assert cases
+        return {run_case(subject, case).outcome for case in cases}
+
+    assert outcomes() == {Outcome.FAILED}
+    assert outcomes(needs_contiguous=True) == {Outcome.UNSUPPORTED}

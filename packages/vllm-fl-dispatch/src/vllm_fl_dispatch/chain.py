@@ -168,10 +168,11 @@ class Chain:
 
     def _note_direct(self, key: Hashable) -> None:
         """Of what serves plain calls of this kind, remember who needs no further look."""
-        for first in self._plans[key][:1]:
-            overwrites = first.mutated and not self._apart
-            if not (first.impl.has_data_limits or overwrites or first.on_copies(key, self._donate)):
-                self._direct[key] = first
+        first = next(iter(self._plans[key]), None)
+        if first is None or first.impl.has_data_limits or first.on_copies(key, self._donate):
+            return
+        if self._apart or not first.mutated:
+            self._direct[key] = first
 
     def _with_reasons(
         self,

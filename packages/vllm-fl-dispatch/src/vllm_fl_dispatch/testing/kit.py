@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_fl_dispatch.candidates import Candidate
 from vllm_fl_dispatch.contracts import lowered, positional_names
 from vllm_fl_dispatch.errors import OpNotSupported, in_brief
 from vllm_fl_dispatch.handles import Call
@@ -159,19 +160,16 @@ def _call_arguments(
         given = lowered(spec, subject.fn, args, options)
     except OpNotSupported as why:
         raise Unsupported(str(why)) from why
-    if impl.supports is not None:
-        verdict = impl.answer(spec.query(*given[0], **given[1]))
-        if not verdict:
-            raise Unsupported(verdict.reason)
-    names = positional_names(spec)
-    data = [args[names.index(name)] for name in spec.data]
-    tensors = [tensor for tensor in data if tensor is not None]
-    if tensors and not tensors[0].numel() and not impl.empty_ok:
-        raise Unsupported("the core answers calls with zero rows for it")
-    if impl.needs_contiguous and not all(t.is_contiguous() for t in tensors):
-        raise Unsupported("needs contiguous inputs")
-    if impl.max_numel is not None and any(t.numel() > impl.max_numel for t in tensors):
-        raise Unsupported(f"serves at most {impl.max_numel} elements")
+    verdict = impl.answer(spec.query(*given[0], **given[1]))
+    if not verdict:
+        raise Unsupported(verdict.reason)
+    if spec.data and not impl.empty_ok:
+        first = args[positional_names(spec).index(spec.data[0])]
+        if not first.numel():
+            raise Unsupported("the core answers calls with zero rows for it")
+    objection = Candidate.of(spec, impl, subject.fn, subject.fn).objection(args, options)
+    if objection is not None:
+        raise Unsupported(objection)
     return given
 
 
