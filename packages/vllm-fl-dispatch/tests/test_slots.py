@@ -119,14 +119,14 @@ def make_and_invalidate(manager: Any) -> None:
     made: list[Any] = []
 
     def make() -> None:
-        made.extend(manager.new_slot(spec) for _ in range(150))
+        made.extend(manager.new_slot(spec) for _ in range(500))
 
     thread = threading.Thread(target=make)
     thread.start()
     while thread.is_alive():
         manager.invalidate()
     thread.join()
-    assert len(made) == 150
+    assert len(made) == 500
 
 
 def test_scopes_that_come_and_go_leave_nothing_behind(
